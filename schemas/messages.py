@@ -1,0 +1,242 @@
+"""JSON messages between processes: tasks, buffer reports, weights, evals, directives, usage.
+
+Frozen, strict about unknown keys, timestamps in UTC. `decode` turns bytes into a message or a ContractError.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from schemas.errors import ContractError
+
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""A JSON message longer than this is refused unread."""
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\w./:@+\- ]+$")]
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Message(BaseModel):
+    """Base of the JSON messages: immutable, unknown keys refused, NaN and infinity refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def to_bytes(self) -> bytes:
+        """The message as compact JSON."""
+        return self.model_dump_json().encode()
+
+
+M = TypeVar("M", bound=Message)
+
+
+def decode(type_: type[M], body: bytes | None) -> M:
+    """The message of `type_` in `body`.
+
+    Raises:
+        ContractError: empty, too long, not JSON, or not of this type; names the fields at fault.
+    """
+    if not body or len(body) > MAX_MESSAGE_BYTES:
+        raise ContractError(f"{type_.__name__} message of {len(body or b'')} bytes; expected 1 to {MAX_MESSAGE_BYTES}")
+    try:
+        return type_.model_validate_json(body)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors())
+        raise ContractError(f"not a {type_.__name__} message: {faults[:800]}") from error
+
+
+class Task(Message):
+    """One group to roll out (topic `tasks`), a lease until `lease_until`."""
+
+    group_id: Name
+    group_size: int = Field(ge=1, le=1024)
+    task_id: Name
+    family: Name
+    index: Count
+    environment: Name
+    options: dict[str, Any] = {}
+    seed: int
+    draw: Count
+    attempt: int = Field(default=1, ge=1)
+    origin: Name = "rollout"
+    min_weight_version: Count = 0
+    directive_id: str | None = None
+    dispatched_at: datetime
+    lease_until: datetime
+
+
+class TaskPosterior(Message):
+    """Beta posterior of a task's success, discounted by weight version."""
+
+    task_id: Name
+    alpha: float = Field(gt=0)
+    beta: float = Field(gt=0)
+    weight_version: Count
+
+    @property
+    def mean(self) -> float:
+        """Expected success, in (0, 1)."""
+        return self.alpha / (self.alpha + self.beta)
+
+
+class ClosedGroup(Message):
+    """A group that will not change any more."""
+
+    group_id: Name
+    task_id: Name
+    num_members: Count
+    complete: bool
+
+
+class BufferReport(Message):
+    """What one curation shard holds (topic `buffer`): absolute totals, so a repeat is harmless.
+
+    `closed` and `posteriors` list what changed since the shard's last report; both are idempotent.
+    """
+
+    kind: Literal["shard"] = "shard"
+    shard: Name
+    at: datetime
+    learner_version: Count
+    trajectories: dict[str, Count]
+    tokens: dict[str, Count]
+    live: dict[int, Count]
+    num_pending: Count
+    closed: tuple[ClosedGroup, ...] = ()
+    posteriors: tuple[TaskPosterior, ...] = ()
+
+
+class LearnerReport(Message):
+    """What the learner can still use (topic `buffer`, key `learner`): absolute figures."""
+
+    kind: Literal["learner"] = "learner"
+    at: datetime
+    weight_version: Count
+    train_step: Count
+    num_available: Count
+    num_consumed: Count
+    needs_per_step: Count
+
+
+class WeightSummary(Message):
+    """A published version (topic `weights`): a hint, the weight store is the truth."""
+
+    version: Count
+    parent: int | None = None
+    kind: Literal["full", "delta"] = "full"
+    fingerprint: Name
+    num_bytes: Count
+    train_step: Count
+    mlflow_run: str | None = None
+    created_at: datetime
+
+
+class FamilyScore(Message):
+    """Score of one task family in an evaluation; `score` is the mean over the scored episodes, null without any."""
+
+    score: float | None
+    num_scored: Count
+    num_unscored: Count
+
+
+class EvalResult(Message):
+    """One evaluation of one weight version (topic `evals`).
+
+    `score` averages the scored episodes only; the agent's own failures are scored (0), the infrastructure's are not.
+    `low` and `high` bound a 95 % Wilson interval. The key is (requested, start, end version) and `kind`.
+    """
+
+    eval_id: Name
+    kind: Literal["light", "full", "skipped"]
+    requested_version: Count
+    start_version: Count
+    end_version: Count
+    score: float | None
+    low: float | None = None
+    high: float | None = None
+    num_scored: Count
+    num_unscored: Count
+    families: dict[str, FamilyScore] = {}
+    reason: str | None = None
+    num_tokens: Count = 0
+    started_at: datetime
+    finished_at: datetime
+
+
+class Directive(Message):
+    """An order on the `control` topic; an absent field leaves that setting as it is.
+
+    `clock` directives carry no order: their broker timestamp is the time that the curate flow goes by.
+    """
+
+    directive_id: Name
+    target: Literal["all", "dispatch", "curate", "learner", "rollout", "clock"]
+    issued_by: Name
+    issued_at: datetime
+    reason: str = ""
+    pause: bool | None = None
+    min_weight_version: int | None = Field(default=None, ge=0)
+    family_weights: dict[str, Annotated[float, Field(ge=0, le=1000)]] | None = None
+    bucket_weights: tuple[Annotated[float, Field(ge=0, le=1000)], ...] | None = None
+    learning_rate_scale: float | None = Field(default=None, gt=0, le=10)
+
+
+class UsageInterval(Message):
+    """What one service did in one interval (topic `usage`).
+
+    busy + idle seconds are at most the interval's length times the accelerators. `produced_*` are absolute totals of
+    `outbox`, counted from its log, so that a killed service neither loses nor repeats any.
+    """
+
+    interval_id: Name
+    service: Name
+    instance: Name
+    phase: Name
+    started_at: datetime
+    ended_at: datetime
+    busy_s: Seconds
+    idle_s: Seconds
+    num_accelerators: Count = 1
+    num_tokens: Count = 0
+    num_episodes: Count = 0
+    num_failed: Count = 0
+    weight_version: int | None = None
+    outbox: str | None = None
+    produced_trajectories: int | None = None
+    produced_tokens: int | None = None
+
+
+class File(Message):
+    """A file of a weight version: a plain name inside its folder."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    num_bytes: Count
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Probe(Message):
+    """Token ids and the learner's logprobs for them (one fewer: the first token has none)."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+class Manifest(Message):
+    """`MANIFEST.json` of a weight version, written last: a version exists when this does.
+
+    `fingerprint` is the SHA-256 over the sorted (tensor name, dtype, shape, bytes) of the materialised weights.
+    """
+
+    version: Count
+    parent: int | None = None
+    kind: Literal["full", "delta"] = "full"
+    files: tuple[File, ...]
+    fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
+    probe: Probe | None = None
+    train_step: Count = 0
+    delta_version: int | None = None
+    mlflow_run: str | None = None
+    checkpoint: str | None = None
+    created_at: datetime
