@@ -412,12 +412,13 @@ def _parse(override: str) -> dict[str, Any]:
     if not equals or "." not in name:
         raise SettingsError(f"cannot read {override!r}; expected --section.key=value")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    for part in reversed(name.split(".")):
+    section, *path = name.split(".")
+    for part in reversed(path):
         value = {part: value}
-    return value
+    return {section: value}
 
 
 def _merge(into: dict[str, Any], update: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from schemas.errors import ContractError
+from schemas.ids import shard_of
 from schemas.names import SCHEMA_VERSION, Header
 from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory, to_batch
 
@@ -84,7 +85,9 @@ def pack(trajectories: Sequence[Trajectory]) -> tuple[bytes, dict[str, bytes]]:
     if not 1 <= len(trajectories) <= MAX_PACK:
         raise ContractError(f"{len(trajectories)} trajectories in a pack; expected 1 to {MAX_PACK}")
     num_tokens = sum(len(t.token_ids) for t in trajectories)
-    return encode(to_batch(trajectories)), counting_headers(len(trajectories), num_tokens)
+    headers = counting_headers(len(trajectories), num_tokens)
+    headers[Header.SHARD] = str(shard_of(trajectories[0].task_id)).encode()
+    return encode(to_batch(trajectories)), headers
 
 
 def counting_headers(num_rows: int, num_tokens: int) -> dict[str, bytes]:
