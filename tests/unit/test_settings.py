@@ -1,0 +1,62 @@
+"""Settings: one place for defaults, files left to right, overrides last, and every mistake named."""
+
+from pathlib import Path
+
+import pytest
+
+from schemas import settings
+from schemas.errors import SettingsError
+from schemas.settings import Settings, load
+
+
+def test_files_merge_left_to_right_and_overrides_come_last(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[loop]\nbatch_size = 64\nmax_staleness = 5\n")
+    (tmp_path / "b.toml").write_text("[loop]\nmax_staleness = 2\n")
+    loaded = load([tmp_path / "a.toml", tmp_path / "b.toml"], ["--loop.group_size=8", "--run.name=mine"])
+    assert (loaded.loop.batch_size, loaded.loop.max_staleness, loaded.loop.group_size) == (64, 2, 8)
+    assert loaded.run.name == "mine"
+
+
+def test_resolved_settings_load_as_they_were_saved(tmp_path: Path) -> None:
+    saved = load([], ["--kafka.client={'security.protocol'='SSL'}"])
+    saved.save(tmp_path / "settings.json")
+    assert load([tmp_path / "settings.json"]) == saved
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("--loop.batchsize=1", "loop.batchsize"),
+        ("--loop.batch_size=0", "loop.batch_size"),
+        ("--loop.batch_size=100", "batch_size 100 is not a multiple of loop.group_size 16"),
+        ("--curate.capacity=200", "capacity 200 is below twice loop.batch_size 128"),
+        ("--dispatch.lease_s=60", "lease_s 60.0 must be above curate.group_timeout_s 60"),
+        ("--rollout.tool_timeout_s=60", "tool_timeout_s 60.0 must be below rollout.episode_timeout_s 60"),
+        ("--learner.sync_interval_start=30", "sync_interval_start 30 is above sync_interval 20"),
+        ("--learner.deepspeed={optimizer={}}", "learner.deepspeed sets ['optimizer']"),
+        ("--kafka.client={acks='1'}", "kafka.client sets ['acks']"),
+        ("--kafka.partitions=3", "kafka.partitions"),
+        ("--run.name=../x", "run.name"),
+        ("loop", "expected --section.key=value"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(override: str, fault: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load([], [override])
+    assert fault in str(error.value)
+
+
+def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"gone\.toml"):
+        load([tmp_path / "gone.toml"])
+    (tmp_path / "bad.toml").write_text("[loop\n")
+    with pytest.raises(SettingsError, match=r"bad\.toml is malformed"):
+        load([tmp_path / "bad.toml"])
+
+
+def test_without_a_run_the_message_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(settings.ENVIRONMENT_FILE, raising=False)
+    with pytest.raises(SettingsError, match="lagoon up"):
+        settings.current(str(tmp_path))
+    Settings().save(tmp_path / "current" / "settings.json")
+    assert settings.current(str(tmp_path)) == Settings()
