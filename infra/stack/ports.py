@@ -1,0 +1,65 @@
+"""Ports of the local servers: chosen once, remembered in `<data_dir>/stack.json`, so that a restart keeps its address."""
+
+import json
+import random
+import socket
+from pathlib import Path
+
+from schemas.errors import StackError
+
+HOST = "127.0.0.1"
+FIRST, LAST = 20_000, 30_000
+"""Below the range that the kernel deals to outgoing connections: a client that keeps calling a dead server's port there
+can be connected to itself, and then holds the port."""
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on `port` of the loopback address."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """A port that was free a moment ago.
+
+    Raises:
+        StackError: none was found in a hundred draws.
+    """
+    for _ in range(100):
+        port = random.randrange(FIRST, LAST)
+        if is_free(port):
+            return port
+    raise StackError(f"found no free port in [{FIRST}, {LAST}); close some servers on this machine")
+
+
+def remembered(data_dir: Path, name: str, wanted: int = 0) -> int:
+    """The port of server `name` in this data folder: `wanted`, else the one that it had before, else a free one.
+
+    Raises:
+        StackError: `stack.json` is malformed.
+    """
+    path = data_dir / "stack.json"
+    try:
+        ports: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise StackError(f"{path} is malformed ({error}); delete it, and the servers take new ports") from error
+    port = wanted or ports.get(name) or free_port()
+    if ports.get(name) != port:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(ports | {name: port}, indent=2) + "\n")
+        temporary.replace(path)
+    return port
+
+
+def require_free(name: str, port: int, setting: str) -> None:
+    """Raise a StackError that names the port and the setting if something else listens there."""
+    if not is_free(port):
+        raise StackError(
+            f"port {port} for {name} is taken by another program; stop that program, or choose a port with --{setting}=N"
+        )

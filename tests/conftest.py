@@ -1,0 +1,35 @@
+"""Fixtures for all tests: one real broker a session, and topics of its own for each test."""
+
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.stack.kafka import LocalKafka, wait_until_ready
+from infra.stack.ports import free_port
+from schemas.settings import Kafka
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of an Apache Kafka broker that lives as long as the test session."""
+    folder = tmp_path_factory.mktemp("kafka")
+    local = LocalKafka(ROOT / ".lagoon" / "kafka", folder / "data", free_port(), free_port())
+    with open(folder / "kafka.log", "wb") as log:
+        process = subprocess.Popen(local.prepare(), stdout=log, stderr=log)
+    try:
+        wait_until_ready(local.address, 60, lambda: process.poll() is None)
+        yield local.address
+    finally:
+        process.kill()  # the data are thrown away, so nothing is lost by it
+        process.wait(10)
+
+
+@pytest.fixture
+def kafka(broker: str) -> Kafka:
+    """Settings for `broker` with a topic prefix of this test's own."""
+    return Kafka(brokers=broker, topic_prefix=f"t{uuid.uuid4().hex[:8]}.", partitions=4)
