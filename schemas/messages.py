@@ -6,7 +6,7 @@ Frozen, strict about unknown keys, timestamps in UTC. `decode` turns bytes into 
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 
 from schemas.errors import ContractError
 
@@ -29,7 +29,7 @@ class Message(BaseModel):
         return self.model_dump_json().encode()
 
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=BaseModel)
 
 
 def decode(type_: type[M], body: bytes | None) -> M:
@@ -118,6 +118,10 @@ class LearnerReport(Message):
     num_available: Count
     num_consumed: Count
     needs_per_step: Count
+
+
+class BufferMessage(RootModel[Annotated[BufferReport | LearnerReport, Field(discriminator="kind")]]):
+    """Any message of topic `buffer`; `root` is the report."""
 
 
 class WeightSummary(Message):
