@@ -1,0 +1,126 @@
+"""What an environment is, and how one is found by name.
+
+An environment is one task made playable: a prompt, tools, and a score for the final answer. A new one is a subclass of
+`Environment` with `reset` and `score`, a `build` function, and a line in `ENVIRONMENTS`; or `build` in any importable
+module, named in the settings as `environment = "my_package.my_module:build"`.
+"""
+
+import copy
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from inference.environments.calls import Call, Malformed, parse_calls
+from schemas.errors import SettingsError
+from schemas.names import ResultStatus
+from schemas.trajectory import Reward
+
+Message = dict[str, Any]
+"""A chat message in OpenAI's form: `role` and `content`."""
+
+
+class ToolError(Exception):
+    """A tool refuses or fails in its own terms; the agent sees the text and may try again.
+
+    Any other exception from a tool is a failure of the environment: the episode ends without a reward.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool that an agent may call.
+
+    Attributes:
+        run: Takes the call's arguments, returns the observation. Must not block the event loop (`asyncio.to_thread`).
+        timeout_s: Limit of one call, in seconds; None takes `rollout.tool_timeout_s`.
+        run_batch: Takes the arguments of several calls of one turn, returns their observations, in order; tools
+            without one run the calls of a turn concurrently.
+    """
+
+    run: Callable[[dict[str, Any]], Awaitable[str]]
+    timeout_s: float | None = None
+    run_batch: Callable[[Sequence[dict[str, Any]]], Awaitable[Sequence[str]]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came back for one call: `text` is the observation, or the error in words."""
+
+    call: Call | Malformed
+    status: ResultStatus
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The outcome reward of an answer, and the named parts that explain it."""
+
+    reward: float
+    parts: tuple[Reward, ...] = ()
+
+
+class Environment(ABC):
+    """One task, playable once after each `reset`. Everything random in it comes from the seed of `reset`."""
+
+    tools: Mapping[str, Tool] = {}
+    score_timeout_s: float | None = None
+    """Limit of `score`, in seconds; None takes `rollout.tool_timeout_s`."""
+
+    @abstractmethod
+    def reset(self, seed: int) -> list[Message]:
+        """Start an episode; returns the prompt. `seed` belongs to the episode: siblings of a group differ in it."""
+
+    @abstractmethod
+    async def score(self, answer: str) -> Score:
+        """The reward of the final answer. An exception here is the verifier's failure, not the agent's."""
+
+    def parse(self, action: str) -> Sequence[Call | Malformed]:
+        """The tool calls in `action`; none means that `action` is the final answer."""
+        return parse_calls(action)
+
+    def observe(self, result: Result) -> str:
+        """What the agent reads of `result`."""
+        return result.text
+
+    def turn_reward(self, action: str, results: Sequence[Result]) -> float:
+        """Process reward of one turn; `results` is empty for a final answer."""
+        return 0.0
+
+    def fork(self) -> Self:
+        """An independent copy at this point of the episode, random state included (for counterfactuals)."""
+        return copy.deepcopy(self)
+
+    async def close(self) -> None:  # noqa: B027  (most have nothing to free)
+        """Free what the episode holds."""
+
+
+Build = Callable[[str, int, int, Mapping[str, Any]], Environment]
+"""(family, index, seed, options) -> environment. The task depends on these four alone."""
+
+ENVIRONMENTS = {"calculator": "inference.environments.calculator:build"}
+
+
+def build(environment: str, family: str, index: int, seed: int, options: Mapping[str, Any]) -> Environment:
+    """Task `index` of `family`, under the task-set `seed` (the run's seed, the same for every draw of the task).
+
+    Raises:
+        SettingsError: no such environment, or options that it does not take.
+    """
+    return builder(environment)(family, index, seed, options)
+
+
+def builder(environment: str) -> Build:
+    """The `build` function of `environment`: a name in ENVIRONMENTS, or `module:function`.
+
+    Raises:
+        SettingsError: no such environment.
+    """
+    module, colon, function = ENVIRONMENTS.get(environment, environment).partition(":")
+    if not colon:
+        raise SettingsError(f"environment {environment!r}; expected one of {sorted(ENVIRONMENTS)} or module:function")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(f"environment {environment!r} cannot be imported: {error}") from error
