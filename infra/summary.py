@@ -1,0 +1,142 @@
+"""What a run did, from its lake: the figures of `summary.json`, each by SQL."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import duckdb
+
+from infra import sql
+from infra.lake import Lake
+from schemas.settings import Settings
+
+OLD_VERSIONS = """
+select coalesce(avg((staleness > 0)::int), 0) as share_older, coalesce(max(staleness), 0) as max_staleness,
+       coalesce(avg(staleness), 0) as mean_staleness
+from step_lineage"""
+
+BUSY = """
+select phase, started_at, ended_at, busy_s from usage
+where phase in ('rollout', 'train') and ended_at > started_at"""
+
+SCORES = """
+select end_version, score from evals where score is not null
+order by end_version, finished_at"""
+
+DIRECTIVES = """
+select (select count(distinct directive_id) from directives) as sent,
+       (select count(distinct directive_id) from (
+           select directive_id from dispatches union all
+           select directive_id from train_steps union all
+           select directive_id from ledger) where directive_id is not null) as obeyed"""
+
+FAILED = """
+select count(*) from ledger
+where status = 'failed' and event in ('admitted', 'stale', 'duplicate', 'no_signal', 'invalid')"""
+
+COUNTS = """
+select (select count(*) from ledger) as trajectories,
+       (select count(distinct step) from step_lineage) as train_steps,
+       (select count(*) from evals where score is not null) as evals"""
+
+
+def summarize(settings: Settings, wall_s: float) -> dict[str, Any]:
+    """The summary of the run whose lake `settings` name; `wall_s` is how long the run took, in seconds."""
+    with sql.connect(Lake.of(settings), accelerator_hour=settings.cost.accelerator_hour) as lake:
+        return {
+            "run": settings.run.name,
+            "conservation": {row.pop("kind"): row for row in _rows(lake, "select * from conservation")},
+            "work": _row(lake, "select * from work"),
+            "score": _score(lake),
+            "train_steps": _value(lake, "select count(distinct step) from step_lineage"),
+            "weight_versions": _value(lake, "select count(distinct version) from weights"),
+            "staleness": _staleness(lake, settings.loop.max_staleness),
+            "effective_sample_ratio": _value(lake, "select effective_sample_ratio from effective_samples"),
+            "cost_per_effective_sample": _value(
+                lake, "select cost_per_effective_sample from cost_per_effective_sample"
+            ),
+            "failed_episodes": _value(lake, FAILED),
+            "events": {
+                r["event"]: r["n"] for r in _rows(lake, "select event, count(*) as n from ledger group by 1 order by 1")
+            },
+            "wall_s": round(wall_s, 1),
+            "checks": _checks(lake),
+        }
+
+
+def _checks(lake: duckdb.DuckDBPyConnection) -> dict[str, Any]:
+    """The three checks of a first run: data flows, nobody waits, judgement steers."""
+    counts = _row(lake, COUNTS)
+    old = _row(lake, OLD_VERSIONS)
+    directives = _row(lake, DIRECTIVES)
+    overlap = busy_overlap(_rows(lake, BUSY))
+    return {
+        "data_flow": {**counts, "passed": all(v > 0 for v in counts.values())},
+        "asynchrony": {
+            "share_sampled_at_older_version": round(old["share_older"], 4),
+            "share_of_train_busy_time_with_rollouts_busy": round(overlap, 4),
+            "passed": old["share_older"] > 0 and overlap > 0,
+        },
+        "evaluation": {**directives, "passed": directives["sent"] > 0 and directives["obeyed"] > 0},
+    }
+
+
+def busy_overlap(intervals: list[dict[str, Any]], bin_s: float = 1.0) -> float:
+    """The share of train-busy seconds in which rollouts were busy too, in [0, 1].
+
+    Busy seconds are spread evenly over their interval and summed into bins; a bin's overlap is the lesser of both.
+    """
+    busy: dict[tuple[str, int], float] = {}
+    for interval in intervals:
+        start, end = _seconds(interval["started_at"]), _seconds(interval["ended_at"])
+        for index in range(int(start // bin_s), int(end // bin_s) + 1):
+            inside = min(end, (index + 1) * bin_s) - max(start, index * bin_s)
+            key = (interval["phase"], index)
+            busy[key] = busy.get(key, 0.0) + interval["busy_s"] * max(inside, 0.0) / (end - start)
+    trained = {index: seconds for (phase, index), seconds in busy.items() if phase == "train"}
+    both = sum(min(seconds, busy.get(("rollout", index), 0.0)) for index, seconds in trained.items())
+    return both / total if (total := sum(trained.values())) else 0.0
+
+
+def _score(lake: duckdb.DuckDBPyConnection) -> dict[str, Any]:
+    scores = [row["score"] for row in _rows(lake, SCORES)]
+    return {
+        "first": scores[0] if scores else None,
+        "last": scores[-1] if scores else None,
+        "best": max(scores, default=None),
+    }
+
+
+def _staleness(lake: duckdb.DuckDBPyConnection, bound: int) -> dict[str, Any]:
+    histogram = _rows(lake, "select staleness, count(*) as n from step_lineage group by 1 order by 1")
+    old = _row(lake, OLD_VERSIONS)
+    return {
+        "bound": bound,
+        "max": old["max_staleness"],
+        "mean": round(old["mean_staleness"], 3),
+        "histogram": {str(row["staleness"]): row["n"] for row in histogram},
+    }
+
+
+def _seconds(value: datetime) -> float:
+    return value.timestamp()
+
+
+def _rows(lake: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
+    relation = lake.sql(query)
+    return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+
+
+def _row(lake: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
+    return _rows(lake, query)[0]
+
+
+def _value(lake: duckdb.DuckDBPyConnection, query: str) -> Any:
+    rows = _rows(lake, query)
+    return next(iter(rows[0].values())) if rows else None
+
+
+def to_json(summary: Mapping[str, Any]) -> str:
+    """The summary as JSON text, numbers of the database included."""
+    return json.dumps(summary, indent=2, default=float)
