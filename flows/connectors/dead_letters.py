@@ -1,0 +1,52 @@
+"""Rows of `dead_letters`: messages that nobody can read, and holes in a log."""
+
+import json
+
+import pyarrow as pa
+
+from flows.connectors.items import Hole, Raw
+from schemas.names import Header
+from schemas.tables import DEAD_LETTERS
+from schemas.wire import header_int
+
+
+def undecodable(raw: Raw, error: str) -> pa.RecordBatch:
+    """The row that keeps `raw` byte for byte, with why it could not be read."""
+    headers = dict(raw.headers)
+    return _row(
+        raw.topic,
+        raw.partition,
+        raw.offset,
+        raw.timestamp,
+        key=raw.key,
+        value=raw.value,
+        headers=json.dumps([[name, value.hex()] for name, value in raw.headers]),
+        error=error,
+        num_rows=header_int(headers, Header.NUM_ROWS, 1),
+        num_tokens=header_int(headers, Header.NUM_TOKENS, 0),
+        kind="undecodable",
+    )
+
+
+def hole(gap: Hole) -> pa.RecordBatch:
+    """The row that tells of offsets nobody read. How many trajectories they held is unknown, so it counts none."""
+    return _row(
+        gap.topic,
+        gap.partition,
+        gap.start,
+        gap.timestamp,
+        key=None,
+        value=None,
+        headers=json.dumps({"start": gap.start, "end": gap.end, "num_messages": gap.end - gap.start}),
+        error=f"offsets [{gap.start},{gap.end}) of {gap.topic}/{gap.partition} had expired before they were read",
+        num_rows=0,
+        num_tokens=0,
+        kind="hole",
+    )
+
+
+def _row(topic: str, partition: int, offset: int, timestamp: int, **cells: object) -> pa.RecordBatch:
+    cells |= {"topic": topic, "partition": partition, "offset": offset, "at": timestamp * 1000}
+    return pa.RecordBatch.from_arrays(
+        [pa.array([cells[f.name]], f.type) for f in DEAD_LETTERS.schema], schema=DEAD_LETTERS.schema
+    )
