@@ -1,0 +1,202 @@
+"""The experience lake: Delta tables that are created as declared and appended to exactly once.
+
+Appending has two phases, so that a sink can tie it to its own recovery: `stage` writes files, `commit` makes them part
+of the table under a transaction (application id, sequence). A commit that is repeated, whether its reply was lost or
+its process killed, is recognized by that sequence and skipped.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import TableNotFoundError
+from deltalake.transaction import AddAction
+from obstore.store import ObjectStore
+
+from infra.delta_log import DeltaLog
+from infra.retries import retry
+from infra.staging import Add, conform, stage
+from infra.store import local_path, open_store
+from infra.tables import prepare, promised_statistics
+from schemas.errors import LakeError
+from schemas.settings import Settings
+from schemas.tables import TABLES, Table
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_HOOKS = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+
+
+class Lake:
+    """The tables under `uri`, a local folder or an object store. Safe to share between threads."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] = _NOTHING):
+        if any(k.lower().endswith("s3_allow_unsafe_rename") and v != "false" for k, v in storage_options.items()):
+            raise LakeError(
+                "AWS_S3_ALLOW_UNSAFE_RENAME gives up exactly-once commits; remove it from lake.storage_options"
+            )
+        folder = local_path(uri)
+        self.uri = str(folder) if folder is not None else uri.rstrip("/")
+        self.storage_options = dict(storage_options)
+        self._handles: dict[str, DeltaTable] = {}
+        self._stores: dict[str, ObjectStore] = {}
+        self._lock = threading.RLock()
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Lake":
+        """The lake of a run."""
+        return cls(settings.lake_uri, settings.lake.storage_options)
+
+    def ensure(self) -> None:
+        """Create missing tables and add missing columns; harmless when repeated or done by several processes at once.
+
+        Raises:
+            LakeError: a table was written by newer code (unknown columns, other types, a higher protocol).
+        """
+        for table in TABLES.values():
+            uri = self.table_uri(table.name)
+            retry(f"preparing table {table.name} at {uri}", partial(prepare, table, uri, self.storage_options))
+
+    def table(self, name: str) -> DeltaTable:
+        """The cached handle of a table; refresh it with `update_incremental()`.
+
+        Raises:
+            LakeError: there is no such table.
+        """
+        with self._lock:
+            if name not in self._handles:
+                try:
+                    self._handles[name] = DeltaTable(self.table_uri(name), storage_options=self.storage_options)
+                except TableNotFoundError as error:
+                    raise LakeError(f"no table {name} at {self.table_uri(name)}; Lake.ensure() creates it") from error
+            return self._handles[name]
+
+    def version(self, name: str) -> int:
+        """The newest Delta version of a table."""
+        with self._lock:
+            handle = self.table(name)
+            handle.update_incremental()
+            return handle.version()
+
+    def stage(self, name: str, rows: pa.Table) -> list[Add]:
+        """Write `rows` as files of table `name` that no reader sees yet; one file per partition.
+
+        Returns:
+            JSON-able add actions for `commit`, to be kept in recovery state.
+
+        Raises:
+            LakeError: rows that do not fit the table's schema.
+        """
+        table = _declared(name)
+        promised = promised_statistics(self.table(name))
+        return stage(self.store(name), local_path(self.table_uri(name)), table, promised, conform(table, rows))
+
+    def commit(self, name: str, adds: list[Add], app_id: str, sequence: int) -> int | None:
+        """Make staged files part of the table, once for each (app_id, sequence).
+
+        Returns:
+            The Delta version, or None where this sequence or a later one had been committed before (also by an earlier
+            try of this call whose reply was lost), or there is nothing to commit.
+
+        Raises:
+            LakeError: a staged file is gone, or the commit keeps failing.
+        """
+        if not adds:
+            return None
+        with self._lock:
+            return retry(
+                f"{name}: committing sequence {sequence} of {app_id}",
+                lambda: self._try_commit(name, adds, app_id, sequence),
+            )
+
+    def append(self, name: str, rows: pa.Table | list[dict[str, Any]], app_id: str, sequence: int) -> int | None:
+        """Stage and commit `rows`; see `commit`. A repeated sequence writes nothing.
+
+        Raises:
+            LakeError: rows that do not fit the schema, or a commit that keeps failing.
+        """
+        table = conform(_declared(name), rows)
+        if self.last_sequence(name, app_id) >= sequence:
+            return None
+        return self.commit(name, self.stage(name, table), app_id, sequence)
+
+    def last_sequence(self, name: str, app_id: str) -> int:
+        """The newest sequence that `app_id` has committed to table `name`; 0 if none."""
+        with self._lock:
+            handle = self.table(name)
+            handle.update_incremental()
+            return handle.transaction_version(app_id) or 0
+
+    def app_ids(self, name: str, prefix: str) -> list[str]:
+        """Application ids that start with `prefix` and have committed to table `name`, sorted."""
+        return sorted(x for x in self.log(name).transactions() if x.startswith(prefix))
+
+    def log(self, name: str) -> DeltaLog:
+        """The transaction log of a table."""
+        return DeltaLog(self.store(name), name)
+
+    def store(self, name: str) -> ObjectStore:
+        """The object store rooted at a table."""
+        with self._lock:
+            if name not in self._stores:
+                self._stores[name] = open_store(self.table_uri(name), self.storage_options)
+            return self._stores[name]
+
+    def table_uri(self, name: str) -> str:
+        """Where a table lies."""
+        return f"{self.uri}/{name}"
+
+    def _try_commit(self, name: str, adds: list[Add], app_id: str, sequence: int) -> int | None:
+        if self.last_sequence(name, app_id) >= sequence:
+            return None
+        self._verify(name, adds)
+        handle = self.table(name)
+        base = handle.version()
+        handle.create_write_transaction(
+            [AddAction(**add) for add in adds],
+            mode="append",
+            schema=handle.schema(),
+            partition_by=handle.metadata().partition_columns,
+            commit_properties=CommitProperties(
+                app_transactions=[Transaction(app_id, sequence, time.time_ns() // 1_000_000)], max_commit_retries=20
+            ),
+            post_commithook_properties=_HOOKS,
+        )
+        handle.update_incremental()
+        return self._version_of(name, app_id, sequence, base, handle.version())
+
+    def _version_of(self, name: str, app_id: str, sequence: int, after: int, newest: int) -> int:
+        """The version in (after, newest] that carries a transaction; delta-rs does not tell."""
+        log = self.log(name)
+        for version in range(newest, after, -1):
+            for action in log.commit(version) or []:
+                transaction = action.get("txn", {})
+                if transaction.get("appId") == app_id and transaction.get("version") == sequence:
+                    return version
+        raise LakeError(f"{name}: sequence {sequence} of {app_id} is in no version from {after + 1} to {newest}")
+
+    def _verify(self, name: str, adds: list[Add]) -> None:
+        """Delta commits files unseen; one that a vacuum has removed would make the table unreadable."""
+        for add in adds:
+            try:
+                size = self.store(name).head(unquote(add["path"]))["size"]
+            except FileNotFoundError:
+                size = None
+            if size != add["size"]:
+                raise LakeError(
+                    f"{name}: staged file {add['path']} has {size} bytes, expected {add['size']}; it was removed or "
+                    "altered before its commit. Raise the vacuum retention above the time from stage to commit, and "
+                    "stage the rows again"
+                )
+
+
+def _declared(name: str) -> Table:
+    try:
+        return TABLES[name]
+    except KeyError:
+        raise LakeError(f"no table {name!r}; the lake has {sorted(TABLES)}") from None

@@ -1,0 +1,50 @@
+"""Object stores by URL: a local folder, S3, GCS or Azure behind one interface (obstore)."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from obstore.store import LocalStore, ObjectStore, from_url
+
+_CLIENT_KEYS = {"allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url"}
+_DELTA_KEYS = {"aws_s3_allow_unsafe_rename", "aws_s3_locking_provider", "max_retries"}
+
+
+def local_path(uri: str) -> Path | None:
+    """The folder that `uri` names on this machine, or None for a remote store."""
+    if uri.startswith("file://"):
+        return Path(uri.removeprefix("file://")).absolute()
+    return None if "://" in uri else Path(uri).absolute()
+
+
+def open_store(uri: str, options: Mapping[str, str]) -> ObjectStore:
+    """The store rooted at `uri`; a local folder is made if it is missing.
+
+    `options` are the storage options that delta-rs takes (`AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, ...), so that lake and
+    weight store are set up alike. No request is sent.
+    """
+    folder = local_path(uri)
+    if folder is not None:
+        return LocalStore(folder, mkdir=True)
+    lowered = {key.lower(): value for key, value in options.items()}
+    client = {k.removeprefix("aws_"): v for k, v in lowered.items() if k.removeprefix("aws_") in _CLIENT_KEYS}
+    config = {k: v for k, v in lowered.items() if k.removeprefix("aws_") not in _CLIENT_KEYS and not _is_delta(k)}
+    return from_url(uri, config=config, client_options=_typed(client))  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def sync_path(path: Path) -> None:
+    """Force a file's bytes, or a folder's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_delta(key: str) -> bool:
+    return key in _DELTA_KEYS or key.startswith("delta_") or key.startswith("dynamo")
+
+
+def _typed(options: Mapping[str, str]) -> dict[str, str | bool]:
+    flags = {"true": True, "false": False}
+    return {key: flags.get(value.lower(), value) for key, value in options.items()}
