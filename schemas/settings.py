@@ -383,8 +383,10 @@ def load(files: Sequence[str | Path] = (), overrides: Sequence[str] = ()) -> Set
         raise SettingsError("\n".join(_fault(e) for e in error.errors())) from error
 
 
-def current(data_dir: str = ".lagoon") -> Settings:
+def current(data_dir: str = ".lagoon", overrides: Sequence[str] = ()) -> Settings:
     """Settings of the run in `$LAGOON_SETTINGS`, else of the run that `lagoon up` or `lagoon demo` started last.
+
+    `overrides` as for `load`.
 
     Raises:
         SettingsError: there is no such run.
@@ -394,7 +396,7 @@ def current(data_dir: str = ".lagoon") -> Settings:
         raise SettingsError(
             f"no settings at {path}; run `lagoon up` first, or name a file with --config or ${ENVIRONMENT_FILE}"
         )
-    return load([path])
+    return load([path], overrides)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,0 +1,8 @@
+"""Kafka: a producer whose errors surface, consumers that never skip, topics as declared, followers of small topics."""
+
+from infra.kafka.client import client_settings, consumer
+from infra.kafka.follower import Follower
+from infra.kafka.producer import Producer
+from infra.kafka.topics import ensure_topics, topic_differences
+
+__all__ = ["Follower", "Producer", "client_settings", "consumer", "ensure_topics", "topic_differences"]

@@ -1,0 +1,95 @@
+"""Follow a small single-partition topic, decoded: control, weights, buffer."""
+
+import time
+from typing import Generic
+
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
+from prometheus_client import Counter
+
+from infra.kafka.client import broker_error, consumer, log
+from schemas.errors import BrokerError, ContractError
+from schemas.messages import M, decode
+from schemas.settings import Kafka
+
+UNDECODABLE = Counter(
+    "lagoon_undecodable_messages", "Messages that break their schema, skipped by a follower", ["topic"]
+)
+
+_BATCH = 1000
+
+
+class Follower(Generic[M]):
+    """The messages of `topic` in order, each once; never part of a consumer group.
+
+    From the beginning, the first `poll` returns all that the topic held when the follower was made; later ones
+    return what is new, without waiting. Otherwise only what was written after the follower was made.
+    """
+
+    def __init__(self, kafka: Kafka, topic: str, type_: type[M], client_id: str, from_beginning: bool = True) -> None:
+        self._kafka, self._type = kafka, type_
+        self._topic = kafka.topic(topic)
+        self._consumer = consumer(kafka, client_id, **{"enable.partition.eof": True})
+        start, self._end = self._bounds()
+        self._next = start if from_beginning else self._end
+        self._consumer.assign([TopicPartition(self._topic, 0, self._next)])
+
+    def poll(self) -> list[M]:
+        """New messages, in order; undecodable ones are logged and counted.
+
+        Raises:
+            BrokerError: the broker refuses, or the first read did not end within `kafka.timeout_s`.
+        """
+        deadline = time.monotonic() + self._kafka.timeout_s
+        messages = self._read(0)
+        while self._next < self._end:
+            if time.monotonic() >= deadline:
+                raise BrokerError(
+                    f"{self._topic} was read to offset {self._next} of {self._end} in {self._kafka.timeout_s:g} s; "
+                    f"Kafka at {self._kafka.brokers} is away or slow"
+                )
+            messages += self._read(0.1)
+        return messages
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self._consumer.close()
+
+    def _bounds(self) -> tuple[int, int]:
+        try:
+            partition = TopicPartition(self._topic, 0)
+            return self._consumer.get_watermark_offsets(partition, timeout=self._kafka.timeout_s)
+        except KafkaException as error:
+            self._consumer.close()
+            raise broker_error(self._kafka, f"following {self._topic}", error) from error
+
+    def _read(self, timeout_s: float) -> list[M]:
+        found = []
+        for message in self._consumer.consume(_BATCH, timeout_s):
+            if (error := message.error()) is not None:
+                self._handle(error, message)
+                continue
+            self._next = (message.offset() or 0) + 1
+            decoded = self._decode(message)
+            found += [] if decoded is None else [decoded]
+        return found
+
+    def _decode(self, message: Message) -> M | None:
+        body = message.value()
+        if body is None:  # a tombstone: compaction's mark that the key is gone
+            return None
+        try:
+            return decode(self._type, body)
+        except ContractError as error:
+            UNDECODABLE.labels(self._topic).inc()
+            log.warning("%s offset %s skipped: %s", self._topic, message.offset(), error)
+            return None
+
+    def _handle(self, error: KafkaError, message: Message) -> None:
+        if error.code() == KafkaError._PARTITION_EOF:
+            # transaction markers and compaction leave offsets without a message: the end is reached all the same
+            self._next = max(self._next, message.offset() or 0)
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            log.warning("%s: offset %s has expired; reading from the oldest that is left", self._topic, self._next)
+            self._consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
+        elif not error.retriable():
+            raise broker_error(self._kafka, f"following {self._topic}", error)
