@@ -1,0 +1,212 @@
+"""ExperienceStream: the lake's admitted trajectories as batches, each row once, resumable.
+
+Only rank 0 has one. It pins the Delta version that a batch was read at and hands every rank its slice, so that all
+ranks agree, and the order of trajectories does not depend on how many there are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from infra.lake import Lake
+from infra.tail import Tail
+from schemas.errors import LakeError
+from schemas.messages import Message
+from schemas.names import Event
+from schemas.settings import Settings
+from trainers.buffer import Live, LiveBuffer, gather
+
+PAYLOAD = (
+    "trajectory_id",
+    "group_id",
+    "min_weight_version",
+    "reward",
+    "group_reward_mean",
+    "group_reward_std",
+    "group_num_rewards",
+    "token_ids",
+    "action_mask",
+    "behavior_logprobs",
+)
+"""Columns of a batch."""
+
+_COLUMNS = [*PAYLOAD, "priority", "version_bucket", "ingested_at"]
+_GONE = (Event.EVICTED, Event.EXPIRED)
+
+
+class Cursor(Message):
+    """Where a stream stands: what it has read, and what of that it may still train on.
+
+    `live` lists (trajectory_id, delta_version, uses) in order of arrival; `gone` maps evicted or expired trajectories
+    that have not been seen yet to their oldest version.
+    """
+
+    experience_version: int = -1
+    ledger_version: int = -1
+    num_consumed: int = 0
+    last_admitted_at: datetime | None = None
+    live: tuple[tuple[str, int, int], ...] = ()
+    oldest_bucket: int = 0
+    gone: dict[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows to train on in one step, read at `delta_version`; `uses` and `delta_versions` are per row."""
+
+    rows: pa.Table
+    uses: tuple[int, ...]
+    delta_versions: tuple[int, ...]
+    delta_version: int
+
+
+class ExperienceStream:
+    """Tails `experience` and `ledger`, keeps the live buffer and draws batches; never waits itself.
+
+    Rows that no learner may use are dropped and counted in `dropped`: without a reward, or too old at use.
+    """
+
+    def __init__(self, lake: Lake, settings: Settings, cursor: Cursor | None = None):
+        self._lake, self._loop = lake, settings.loop
+        learner = settings.learner
+        self._buffer = LiveBuffer(self._loop.bucket_width, learner.max_uses, learner.old_bucket_weight)
+        cursor = cursor or Cursor()
+        self._gone = dict(cursor.gone)
+        self.num_consumed = cursor.num_consumed
+        self.last_admitted_at = cursor.last_admitted_at
+        self.dropped = {"stale": 0, "unscored": 0, "evicted": 0}
+        self._experience = Tail(lake, "experience", cursor.experience_version, _COLUMNS)
+        columns = ["trajectory_id", "event", "min_weight_version"]
+        self._ledger = Tail(lake, "ledger", cursor.ledger_version, columns)
+        self._rebuild(cursor)
+
+    @property
+    def num_available(self) -> int:
+        """Trajectories that may still be trained on."""
+        return len(self._buffer)
+
+    @property
+    def delta_version(self) -> int:
+        """Version of `experience` that has been read."""
+        return self._experience.version
+
+    def poll(self, version: int) -> int:
+        """Take in what is new in the lake for a learner at weight `version`; returns the number of new rows.
+
+        Raises:
+            LakeError: a commit or a file is missing; nothing is passed over.
+        """
+        before = len(self._buffer)
+        for delta_version, rows in self._experience.poll():
+            self._admit(delta_version, rows)
+        admitted = len(self._buffer) - before
+        for _, rows in self._ledger.poll():
+            self._leave(rows.filter(pc.is_in(rows["event"], pa.array(_GONE))))
+        self._forget(version - self._loop.max_staleness)
+        return admitted
+
+    def take(self, version: int, weights: Sequence[float] | None = None, min_version: int = 0) -> Batch | None:
+        """The next `loop.batch_size` rows for a learner at weight `version`, or None while there are fewer.
+
+        `weights` multiply the buckets' weights by age; `min_version` bars older rows beyond `max_staleness`.
+        """
+        oldest = max(version - self._loop.max_staleness, min_version)
+        self.dropped["stale"] += self._buffer.prune(oldest)
+        if len(self._buffer) < self._loop.batch_size:
+            return None
+        chosen = self._buffer.choose(self._loop.batch_size, version, weights)
+        self._buffer.use(chosen)
+        self.num_consumed += len(chosen)
+        return _batch(chosen, self.delta_version, version - self._loop.max_staleness)
+
+    def cursor(self) -> Cursor:
+        """Where the stream stands; hand it back to go on from here."""
+        live = self._buffer.rows()
+        return Cursor(
+            experience_version=self._experience.version,
+            ledger_version=self._ledger.version,
+            num_consumed=self.num_consumed,
+            last_admitted_at=self.last_admitted_at,
+            live=tuple((row.trajectory_id, row.delta_version, row.uses) for row in live),
+            oldest_bucket=min((row.bucket for row in live), default=0),
+            gone=self._gone,
+        )
+
+    def _admit(self, delta_version: int, rows: pa.Table, uses: Mapping[str, int] | None = None) -> None:
+        newest = pc.max(rows["ingested_at"]).as_py()
+        self.last_admitted_at = max(filter(None, (self.last_admitted_at, newest)), default=None)
+        scored = rows.filter(pc.and_(pc.is_valid(rows["reward"]), pc.is_valid(rows["group_reward_mean"])))
+        self.dropped["unscored"] += rows.num_rows - scored.num_rows
+        self._buffer.add(delta_version, scored.combine_chunks(), uses)
+        early = [name for name in self._gone if name in self._buffer]
+        self._drop(early)
+        for name in early:
+            del self._gone[name]
+
+    def _leave(self, rows: pa.Table) -> None:
+        """Drop evicted and expired rows; the ledger may be ahead of `experience`, so unseen ones are remembered."""
+        names, versions = (rows[name].to_pylist() for name in ("trajectory_id", "min_weight_version"))
+        self._gone |= {n: v for n, v in zip(names, versions, strict=True) if n not in self._buffer}
+        self._drop(names)
+
+    def _drop(self, names: Sequence[str]) -> None:
+        self.dropped["evicted"] += self._buffer.discard(names)
+
+    def _forget(self, oldest: int) -> None:
+        """What is too old to be trained on need not be remembered as gone."""
+        self._gone = {name: version for name, version in self._gone.items() if version >= oldest}
+
+    def _rebuild(self, cursor: Cursor) -> None:
+        """Read the live rows of `cursor` again, from the snapshot: compaction may have moved them to other files."""
+        if not cursor.live:
+            return
+        ids = [name for name, _, _ in cursor.live]
+        handle = self._lake.table("experience")
+        handle.update_incremental()
+        wanted = (ds.field("version_bucket") >= cursor.oldest_bucket) & ds.field("trajectory_id").isin(ids)
+        rows = handle.to_pyarrow_dataset().to_table(columns=_COLUMNS, filter=wanted)
+        if rows.num_rows < len(ids):
+            raise LakeError(
+                f"{len(ids) - rows.num_rows} of {len(ids)} live trajectories of the checkpoint are not in `experience` "
+                f"at version {handle.version()}, for example {sorted(set(ids) - set(rows['trajectory_id'].to_pylist()))[0]}; "
+                "rows must stay in the lake for as long as a learner may use them"
+            )
+        self._restore(cursor, rows.cast(self._experience.schema))
+
+    def _restore(self, cursor: Cursor, rows: pa.Table) -> None:
+        place = {name: index for index, name in enumerate(rows["trajectory_id"].to_pylist())}
+        rows = rows.take([place[name] for name, _, _ in cursor.live]).combine_chunks()
+        start = 0
+        while start < len(cursor.live):
+            version = cursor.live[start][1]
+            end = next((i for i in range(start, len(cursor.live)) if cursor.live[i][1] != version), len(cursor.live))
+            self._buffer.add(version, rows.slice(start, end - start), {n: u for n, _, u in cursor.live[start:end]})
+            start = end
+
+
+def _batch(chosen: Sequence[Live], delta_version: int, oldest: int) -> Batch:
+    stale = [row.trajectory_id for row in chosen if row.min_weight_version < oldest]
+    if stale:
+        raise LakeError(f"trajectories {stale[:3]} are older than version {oldest}; a batch may not hold them")
+    return Batch(
+        rows=gather(chosen, PAYLOAD),
+        uses=tuple(row.uses for row in chosen),
+        delta_versions=tuple(row.delta_version for row in chosen),
+        delta_version=delta_version,
+    )
+
+
+def summary(batch: Batch, version: int) -> dict[str, Any]:
+    """Staleness and reward of a batch, at use, for a learner at weight `version`."""
+    staleness = pc.subtract(pa.scalar(version), batch.rows["min_weight_version"])
+    return {
+        "staleness_min": pc.min(staleness).as_py(),
+        "staleness_mean": pc.mean(staleness).as_py(),
+        "staleness_max": pc.max(staleness).as_py(),
+        "reward_mean": pc.mean(batch.rows["reward"]).as_py(),
+    }
