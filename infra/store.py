@@ -1,10 +1,18 @@
 """Object stores by URL: a local folder, S3, GCS or Azure behind one interface (obstore)."""
 
 import os
+import threading
+import uuid
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 _CLIENT_KEYS = {"allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url"}
 _DELTA_KEYS = {"aws_s3_allow_unsafe_rename", "aws_s3_locking_provider", "max_retries"}
@@ -39,6 +47,36 @@ def sync_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def exclusive_create_works(store_uri: str, storage_options: Mapping[str, str] = _NOTHING, writers: int = 8) -> bool:
+    """Whether of `writers` concurrent conditional creates of one object exactly one wins, five times over.
+
+    Without it two writers of one weight version, or of one Delta commit, would both believe that they had won.
+    """
+    store = open_store(store_uri, storage_options)
+    return all(_one_wins(store, writers) for _ in range(5))
+
+
+def _one_wins(store: ObjectStore, writers: int) -> bool:
+    path = f"lagoon-check-{uuid.uuid4().hex}"
+    barrier = threading.Barrier(writers)
+
+    def create(number: int) -> bool:
+        barrier.wait(timeout=30)
+        try:
+            store.put(path, str(number).encode(), mode="create")
+        except AlreadyExistsError:
+            return False
+        return True
+
+    try:
+        with ThreadPoolExecutor(writers) as pool:
+            wins = [number for number, won in enumerate(pool.map(create, range(writers))) if won]
+        return len(wins) == 1 and bytes(store.get(path).bytes()) == str(wins[0]).encode()
+    finally:
+        with suppress(FileNotFoundError, BaseError):
+            store.delete(path)
 
 
 def _is_delta(key: str) -> bool:

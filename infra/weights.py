@@ -1,0 +1,223 @@
+"""The weight store: immutable weight versions, visible when complete, proven when fetched.
+
+<root>/v00000042/    a Hugging Face folder (safetensors, config, tokenizer)
+<root>/v00000042/MANIFEST.json    written last, by a conditional create: a version exists when this does
+"""
+
+import errno
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+
+from obstore.exceptions import AlreadyExistsError, BaseError
+
+from infra.fingerprints import fingerprint, fingerprint_file
+from infra.store import exclusive_create_works, local_path, open_store, sync_path
+from infra.weight_files import MANIFEST, describe, verify
+from schemas.errors import ContractError, WeightStoreError
+from schemas.messages import Manifest, decode
+from schemas.settings import Settings
+
+__all__ = ["MANIFEST", "WeightStore", "describe", "exclusive_create_works", "fingerprint", "fingerprint_file"]
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_FOLDER = re.compile(r"v(\d{8})")
+
+
+class WeightStore:
+    """The versions under `uri`, a local folder or an object store."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] = _NOTHING):
+        folder = local_path(uri)
+        self.uri = str(folder) if folder is not None else uri.rstrip("/")
+        self._folder = folder
+        self._store = open_store(self.uri, storage_options)
+        self._complete: set[int] = set()
+
+    @classmethod
+    def of(cls, settings: Settings) -> "WeightStore":
+        """The weight store of a run."""
+        return cls(settings.weights_uri, settings.weights.storage_options)
+
+    def versions(self) -> list[int]:
+        """The complete versions, ascending."""
+        return [version for version in self._present() if self._is_complete(version)]
+
+    def latest(self) -> int:
+        """The newest complete version, or 0."""
+        return next((version for version in reversed(self._present()) if self._is_complete(version)), 0)
+
+    def version_uri(self, version: int) -> str:
+        """Where a version lies."""
+        return f"{self.uri}/{_name(version)}"
+
+    def manifest(self, version: int) -> Manifest:
+        """The manifest of a version.
+
+        Raises:
+            WeightStoreError: there is none (the version is incomplete), or it is malformed.
+        """
+        try:
+            with self._reaching():
+                body = bytes(self._store.get(f"{_name(version)}/{MANIFEST}").bytes())
+        except FileNotFoundError as error:
+            raise WeightStoreError(
+                f"version {version} has no {MANIFEST} in {self.uri}: it was never completed"
+            ) from error
+        manifest = _parse(body, f"version {version} in {self.uri}")
+        if manifest.version != version:
+            raise WeightStoreError(f"{MANIFEST} of version {version} in {self.uri} says version {manifest.version}")
+        return manifest
+
+    def publish(self, folder: Path, manifest: Manifest) -> bool:
+        """Store the files of `folder` that `manifest` lists, then the manifest, which makes the version visible.
+
+        Left-overs of a publication that a crash cut short are overwritten; files that the manifest does not list are
+        never used.
+
+        Returns:
+            False where the same content had been published before.
+
+        Raises:
+            WeightStoreError: `folder` is not what the manifest says, or the version exists with other content.
+        """
+        verify(folder, manifest, self.uri)
+        name = _name(manifest.version)
+        if self._is_complete(manifest.version):
+            return self._already(manifest)
+        for file in manifest.files:
+            self._put(f"{name}/{file.name}", folder / file.name)
+        if not self._create(f"{name}/{MANIFEST}", manifest.to_bytes()):
+            return self._already(manifest)
+        return True
+
+    def fetch(self, version: int, into: Path) -> Path:
+        """Download a version to `into/v00000042` and prove it: sizes, SHA-256 of each file, fingerprint.
+
+        A folder that is already there is proven again and kept; one that fails is replaced.
+
+        Raises:
+            WeightStoreError: the version is incomplete, or its content is not what its manifest says.
+        """
+        manifest = self.manifest(version)
+        target = into / _name(version)
+        if target.exists():
+            try:
+                verify(target, manifest, str(into))
+                return target
+            except WeightStoreError:
+                shutil.rmtree(target)
+        return self._download(manifest, target)
+
+    def _download(self, manifest: Manifest, target: Path) -> Path:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+        temporary.mkdir()
+        try:
+            for file in manifest.files:
+                self._get_file(f"{target.name}/{file.name}", temporary / file.name)
+            verify(temporary, manifest, self.uri)
+            (temporary / MANIFEST).write_bytes(manifest.to_bytes())
+            _move(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        verify(target, manifest, str(target.parent))
+        return target
+
+    def _already(self, manifest: Manifest) -> bool:
+        stored = self.manifest(manifest.version)
+        if _content(stored) == _content(manifest):
+            return False
+        raise WeightStoreError(
+            f"version {manifest.version} is already published in {self.uri} with other content (fingerprint "
+            f"{stored.fingerprint[:12]}, now {manifest.fingerprint[:12]}). Versions are immutable: publish under "
+            f"{self.latest() + 1}, and check that no second learner writes to this store"
+        )
+
+    def _present(self) -> list[int]:
+        """Versions with a folder, complete or not, ascending."""
+        with self._reaching():
+            prefixes = self._store.list_with_delimiter()["common_prefixes"]
+        names = [str(prefix).rstrip("/").rsplit("/", 1)[-1] for prefix in prefixes]
+        return sorted(int(match[1]) for match in map(_FOLDER.fullmatch, names) if match)
+
+    def _is_complete(self, version: int) -> bool:
+        if version in self._complete:
+            return True
+        try:
+            with self._reaching():
+                self._store.head(f"{_name(version)}/{MANIFEST}")
+        except FileNotFoundError:
+            return False
+        self._complete.add(version)
+        return True
+
+    def _get_file(self, path: str, into: Path) -> None:
+        try:
+            with self._reaching(), into.open("wb") as file:
+                for chunk in self._store.get(path).stream():
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+        except FileNotFoundError as error:
+            raise WeightStoreError(f"{self.uri}/{path} is missing though its manifest lists it") from error
+
+    def _put(self, path: str, source: Path) -> None:
+        with self._reaching():
+            self._store.put(path, source)
+        self._sync(path)
+
+    def _create(self, path: str, body: bytes) -> bool:
+        try:
+            with self._reaching():
+                self._store.put(path, body, mode="create")
+        except AlreadyExistsError:
+            return False
+        self._sync(path)
+        return True
+
+    @contextmanager
+    def _reaching(self) -> Generator[None]:
+        """Turn failures of the store, but for a missing or existing object, into a WeightStoreError."""
+        try:
+            yield
+        except AlreadyExistsError:
+            raise
+        except BaseError as error:
+            raise WeightStoreError(f"weight store {self.uri} cannot be reached or refuses: {error}") from error
+
+    def _sync(self, path: str) -> None:
+        """On a local folder, survive a power cut: file first, then the folder that names it."""
+        if self._folder is not None:
+            sync_path(self._folder / path)
+            sync_path((self._folder / path).parent)
+
+
+def _parse(body: bytes, what: str) -> Manifest:
+    try:
+        return decode(Manifest, body)
+    except ContractError as error:
+        raise WeightStoreError(f"{what}: malformed {MANIFEST}: {error}") from error
+
+
+def _content(manifest: Manifest) -> tuple[object, ...]:
+    files = frozenset((f.name, f.num_bytes, f.sha256) for f in manifest.files)
+    return manifest.kind, manifest.parent, manifest.fingerprint, files
+
+
+def _name(version: int) -> str:
+    return f"v{version:08d}"
+
+
+def _move(folder: Path, target: Path) -> None:
+    try:
+        os.rename(folder, target)
+    except OSError as error:
+        # another process of this machine may have finished the same download first; the caller proves what is there
+        if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+            raise
