@@ -1,0 +1,97 @@
+"""Tokens per second of the embedded engine on the tiny policy, episodes joining and leaving all the time.
+
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.engine
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from inference.engines.torch_engine import TorchEngine
+
+PROMPT, OBSERVATION, ACTION, TURNS = 18, 11, 10, 2
+
+
+def write_policy(folder: Path, *, vocabulary: int = 304, hidden: int = 64, layers: int = 2, mlp: int = 192) -> None:
+    """A randomly initialised policy of the default demo's shape."""
+    torch.manual_seed(0)
+    config = {
+        "model_type": "llama",
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 32,
+        "num_key_value_heads": hidden // 32,
+        "head_dim": 32,
+        "intermediate_size": mlp,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "rope_theta": 10000.0,
+    }
+    shapes = {"model.embed_tokens": (vocabulary, hidden), "lm_head": (vocabulary, hidden), "model.norm": (hidden,)}
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}."
+        shapes |= {f"{prefix}self_attn.{n}_proj": (hidden, hidden) for n in "qkvo"}
+        shapes |= {f"{prefix}mlp.{n}_proj": (mlp, hidden) for n in ("gate", "up")}
+        shapes |= {f"{prefix}mlp.down_proj": (hidden, mlp)}
+        shapes |= {f"{prefix}{n}_layernorm": (hidden,) for n in ("input", "post_attention")}
+    weights = {f"{k}.weight": torch.ones(s) if len(s) == 1 else torch.randn(s) * 0.06 for k, s in shapes.items()}
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+async def episode(engine: TorchEngine, name: str, rng: random.Random) -> int:
+    """One episode of TURNS turns; returns its number of tokens."""
+    ids = [rng.randrange(304) for _ in range(PROMPT)]
+    for turn in range(TURNS):
+        limit = rng.randint(ACTION // 2, ACTION * 3 // 2)
+        made = await engine.generate(
+            name, ids, max_new_tokens=limit, temperature=1.0, stop_ids=(), seed=rng.getrandbits(32) + turn
+        )
+        ids += [*made.token_ids, *(rng.randrange(304) for _ in range(OBSERVATION if turn + 1 < TURNS else 0))]
+    engine.release(name)
+    return len(ids)
+
+
+async def measure(folder: Path, rows: int, seconds: float) -> str:
+    """Play episodes in `rows` places for `seconds`; returns a line of figures."""
+    engine = TorchEngine(folder, 1, max_sessions=rows, max_tokens=480)
+    until = time.perf_counter() + seconds
+    counts = [0, 0]
+
+    async def place(number: int) -> None:
+        rng = random.Random(number)
+        while time.perf_counter() < until:
+            num_tokens = await episode(engine, f"{number}", rng)
+            counts[0] += 1
+            counts[1] += num_tokens
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(place(i) for i in range(rows)))
+    took = time.perf_counter() - begun
+    busy = engine.busy_s / took
+    await engine.close()
+    return f"{rows:4d} rows: {counts[1] / took:8,.0f} tokens/s  {counts[0] / took:7,.0f} episodes/s  busy {busy:.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 64, 128, 256])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        write_policy(Path(folder))
+        for rows in arguments.rows:
+            print(asyncio.run(measure(Path(folder), rows, arguments.seconds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
