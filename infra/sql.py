@@ -1,0 +1,81 @@
+"""The lake as SQL: every table, and every view of `infra/views`, in an in-memory DuckDB.
+
+The connection shows the lake as it was when it was opened; open another one to see more.
+"""
+
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+
+from infra.lake import Lake
+from schemas.errors import LakeError
+from schemas.settings import Cost
+from schemas.tables import TABLES, Table
+
+VIEWS = Path(__file__).with_name("views")
+
+
+def connect(
+    lake: Lake, accelerator_hour: float = Cost().accelerator_hour, max_staleness: int | None = None
+) -> duckdb.DuckDBPyConnection:
+    """A DuckDB connection with the lake's tables and views.
+
+    A table that does not exist yet is empty; a column that an older table lacks is null.
+
+    Args:
+        lake: where the tables are.
+        accelerator_hour: price of one accelerator for one hour; fills the one-row table `prices`.
+        max_staleness: the run's bound, in versions; fills the one-row table `bounds`.
+    """
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    for table in TABLES.values():
+        connection.register(table.name, _dataset(lake, table))
+    _constant(connection, "prices", "accelerator_hour", "DOUBLE", accelerator_hour)
+    _constant(connection, "bounds", "max_staleness", "BIGINT", max_staleness)
+    _create_views(connection)
+    return connection
+
+
+def view_names() -> list[str]:
+    """The views that `connect` creates, sorted."""
+    return sorted(path.stem for path in VIEWS.glob("*.sql"))
+
+
+def _dataset(lake: Lake, table: Table) -> ds.Dataset | pa.Table:
+    uri = lake.table_uri(table.name)
+    if not DeltaTable.is_deltatable(uri, lake.storage_options):
+        return table.delta_schema.empty_table()
+    handle = DeltaTable(uri, storage_options=lake.storage_options)
+    stored = pa.schema(handle.schema().to_arrow())
+    missing = [f for f in table.delta_schema if f.name not in stored.names]
+    if not missing:
+        return handle.to_pyarrow_dataset()
+    return handle.to_pyarrow_dataset(schema=pa.schema([*stored, *missing]))
+
+
+def _constant(connection: duckdb.DuckDBPyConnection, name: str, column: str, type_: str, value: float | None) -> None:
+    connection.execute(f"CREATE TABLE {name} ({column} {type_})")
+    connection.execute(f"INSERT INTO {name} VALUES (?)", [value])  # noqa: S608 - names are ours, the value is bound
+
+
+def _create_views(connection: duckdb.DuckDBPyConnection) -> None:
+    """Create the views; one that reads another waits until that one is there."""
+    waiting = {path.stem: path.read_text() for path in sorted(VIEWS.glob("*.sql"))}
+    while waiting:
+        created = [name for name, query in waiting.items() if _create_view(connection, name, query)]
+        if not created:
+            raise LakeError(f"views {sorted(waiting)} name tables or views that do not exist")
+        for name in created:
+            del waiting[name]
+
+
+def _create_view(connection: duckdb.DuckDBPyConnection, name: str, query: str) -> bool:
+    try:
+        connection.execute(f"CREATE VIEW {name} AS\n{query}")
+    except duckdb.CatalogException:
+        return False
+    return True
