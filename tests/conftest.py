@@ -1,13 +1,15 @@
 """Fixtures for all tests: one real broker a session, and topics of its own for each test."""
 
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from infra.stack.kafka import LocalKafka, wait_until_ready
+from infra.stack import health
+from infra.stack.kafka import LocalKafka
 from infra.stack.ports import free_port
 from schemas.settings import Kafka
 
@@ -22,7 +24,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with open(folder / "kafka.log", "wb") as log:
         process = subprocess.Popen(local.prepare(), stdout=log, stderr=log)
     try:
-        wait_until_ready(local.address, 60, lambda: process.poll() is None)
+        _wait(process, local.address)
         yield local.address
     finally:
         process.kill()  # the data are thrown away, so nothing is lost by it
@@ -33,3 +35,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def kafka(broker: str) -> Kafka:
     """Settings for `broker` with a topic prefix of this test's own."""
     return Kafka(brokers=broker, topic_prefix=f"t{uuid.uuid4().hex[:8]}.", partitions=4)
+
+
+def _wait(process: subprocess.Popen, address: str, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not (answer := health.kafka(Kafka(brokers=address))).ok:
+        assert process.poll() is None, "the broker ended while it started"
+        assert time.monotonic() < deadline, f"no broker after {timeout_s} s: {answer.reason}"

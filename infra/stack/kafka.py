@@ -6,20 +6,17 @@ import importlib.util
 import shutil
 import subprocess
 import tempfile
-import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-
-from infra.stack.ports import HOST
+from infra.stack import ports
 from schemas.errors import StackError
+from schemas.settings import Settings
 
 POM = Path(__file__).with_name("pom.xml")
 MIN_JAVA = 17
+NO_MAVEN = "Maven fetches Kafka and is not installed; on Debian or Ubuntu: sudo apt-get install maven"
 
 _LOGGING = [
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
@@ -63,13 +60,13 @@ class LocalKafka:
     @property
     def address(self) -> str:
         """Bootstrap address for clients."""
-        return f"{HOST}:{self.port}"
+        return f"{ports.HOST}:{self.port}"
 
     @property
     def properties(self) -> str:
         """The text of `server.properties`."""
         return _PROPERTIES.format(
-            host=HOST, port=self.port, controller_port=self.controller_port, data=self.data.absolute()
+            host=ports.HOST, port=self.port, controller_port=self.controller_port, data=self.data.absolute()
         )
 
     def prepare(self) -> list[str]:
@@ -91,17 +88,35 @@ class LocalKafka:
         return [*java, "kafka.Kafka", str(config)]
 
 
+def local(settings: Settings) -> LocalKafka:
+    """The broker of this data folder."""
+    data_dir = Path(settings.run.data_dir).absolute()
+    port = ports.remembered(data_dir, "kafka", settings.stack.kafka_port)
+    controller_port = ports.remembered(data_dir, "kafka_controller")
+    return LocalKafka(data_dir / "kafka", data_dir / "kafka" / "data", port, controller_port)
+
+
+def is_local(settings: Settings) -> bool:
+    """Whether the run uses this data folder's own broker."""
+    return settings.kafka.brokers in ("", local(settings).address)
+
+
+def jars_folder(folder: Path) -> Path:
+    """Where under `folder` the jars of this version of `pom.xml` lie; it exists when they are complete."""
+    return folder / f"jars-{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}"
+
+
 def fetch_jars(folder: Path) -> Path:
     """Kafka's jars under `folder`, fetched by Maven where this version of `pom.xml` has not been fetched yet.
 
     Raises:
         StackError: Maven is missing or fails.
     """
-    target = folder / f"jars-{hashlib.sha256(POM.read_bytes()).hexdigest()[:12]}"
+    target = jars_folder(folder)
     if target.exists():
         return target
     if not shutil.which("mvn"):
-        raise StackError("Maven fetches Kafka and is not installed; on Debian or Ubuntu: sudo apt-get install maven")
+        raise StackError(NO_MAVEN)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         jars = Path(temporary) / "jars"
@@ -142,25 +157,6 @@ def java_version(java: str) -> int:
     first, *rest = quoted.partition('"')[0].split(".")
     major = rest[0] if first == "1" and rest else first
     return int(major) if major.isdigit() else 0
-
-
-def wait_until_ready(address: str, timeout_s: float, is_alive: Callable[[], bool]) -> None:
-    """Return when the broker answers.
-
-    Raises:
-        StackError: it has not answered within the limit, or its process has ended.
-    """
-    deadline = time.monotonic() + timeout_s
-    admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
-    while time.monotonic() < deadline:
-        if not is_alive():
-            raise StackError(f"the broker at {address} ended while it started; its log says why")
-        try:
-            if admin.list_topics(timeout=1).brokers:
-                return
-        except KafkaException:
-            time.sleep(0.1)
-    raise StackError(f"the broker at {address} did not answer within {timeout_s:g} s; its log says why")
 
 
 def _call(command: list[str], purpose: str) -> None:

@@ -1,4 +1,4 @@
-"""Ports of the local servers: chosen once, remembered in `<data_dir>/stack.json`, so that a restart keeps its address."""
+"""Ports of the local servers: chosen once and remembered in `<data_dir>/stack.json`, so a restart keeps its address."""
 
 import json
 import random
@@ -61,5 +61,6 @@ def require_free(name: str, port: int, setting: str) -> None:
     """Raise a StackError that names the port and the setting if something else listens there."""
     if not is_free(port):
         raise StackError(
-            f"port {port} for {name} is taken by another program; stop that program, or choose a port with --{setting}=N"
+            f"port {port} for {name} is taken by another program; stop that program, "
+            f"or choose another port with --{setting}=N"
         )

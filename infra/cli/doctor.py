@@ -1,0 +1,201 @@
+"""`lagoon doctor`: checks that say how to mend what they find."""
+
+import importlib.metadata
+import shutil
+import tomllib
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from obstore.exceptions import BaseError
+from packaging.requirements import Requirement
+from rich.console import Console
+from rich.table import Table
+
+from infra.cli import arguments
+from infra.kafka import client_settings, topic_differences
+from infra.lake import Lake
+from infra.stack import health, kafka, mlflow
+from infra.stack.bring_up import resolve
+from infra.stack.programs import ROOT
+from infra.stack.supervise import Supervisor
+from infra.weights import exclusive_create_works
+from schemas.errors import LagoonError, StackError
+from schemas.settings import Settings
+from schemas.tables import TABLES
+
+DISTRIBUTION = "lagoon-rl"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check saw; `mend` says what to do about it, and is empty where nothing needs doing."""
+
+    observed: str
+    mend: str = ""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run all checks; 1 if any of them found something."""
+    args, overrides = arguments.parse(arguments.parser("doctor", "Check everything that Lagoon stands on."), argv)
+    settings = resolve(arguments.settings_of(args.config, overrides, must_exist=False))
+    findings = {name: examine(check, settings) for name, check in CHECKS.items()}
+    Console().print(_table(findings))
+    return 1 if any(f.mend for f in findings.values()) else 0
+
+
+def examine(check: Callable[[Settings], Finding], settings: Settings) -> Finding:
+    """The finding of `check`; an error on the way is a finding too."""
+    try:
+        return check(settings)
+    except (LagoonError, OSError, BaseError) as error:
+        return Finding("failed", str(error))
+    except KafkaException as error:
+        return Finding("failed", f"{error.args[0].str()}; check kafka.brokers and the rights of this client")
+
+
+def java(settings: Settings) -> Finding:
+    """A Java for the local broker."""
+    if not kafka.is_local(settings):
+        return Finding("not needed: kafka.brokers is set")
+    command = kafka.find_java()[0]
+    return Finding(f"Java {kafka.java_version(command)} ({command})")
+
+
+def jars(settings: Settings) -> Finding:
+    """Kafka's jars, or something to fetch them with."""
+    if not kafka.is_local(settings):
+        return Finding("not needed: kafka.brokers is set")
+    folder = kafka.jars_folder(kafka.local(settings).jars)
+    if folder.exists():
+        return Finding(f"fetched ({folder.name})")
+    return Finding("not fetched yet; Maven is here") if shutil.which("mvn") else Finding("missing", kafka.NO_MAVEN)
+
+
+def supervisor(settings: Settings) -> Finding:
+    """Programs that the supervisor has given up on."""
+    states = Supervisor(settings.run.data_dir).states()
+    lost = [s for s in states if s.name == "fatal"]
+    if lost:
+        faults = "; ".join(f"{s.program}: {health.last_line(s.log)} ({s.log})" for s in lost)
+        return Finding(f"{len(lost)} of {len(states)} programs given up", f"mend the cause, then `lagoon up`: {faults}")
+    return Finding(f"{len(states)} programs" if states else "not running; `lagoon up` starts it")
+
+
+def broker(settings: Settings) -> Finding:
+    """A broker that answers, and takes and confirms a message on a topic made for this check."""
+    answer = health.kafka(settings.kafka)
+    if not answer.ok:
+        return Finding(f"{answer.address}: {answer.reason}", "start it (`lagoon up kafka`) or correct kafka.brokers")
+    topic = f"{settings.kafka.topic_prefix}doctor-{uuid.uuid4().hex[:8]}"
+    admin = AdminClient(client_settings(settings.kafka, "lagoon-doctor"))
+    admin.create_topics([NewTopic(topic, 1, settings.kafka.replication)])[topic].result(settings.kafka.timeout_s)
+    try:
+        producer = Producer(client_settings(settings.kafka, "lagoon-doctor") | {"acks": "all"})
+        producer.produce(topic, b"?")
+        unsent = producer.flush(settings.kafka.timeout_s)
+    finally:
+        admin.delete_topics([topic])[topic].result(settings.kafka.timeout_s)
+    if unsent:
+        return Finding(f"{answer.address} did not confirm a message", "look at the broker's log: disk, replicas, quota")
+    return Finding(f"{answer.address} takes messages")
+
+
+def topics(settings: Settings) -> Finding:
+    """Topics as declared."""
+    differences = topic_differences(settings.kafka)
+    return Finding(f"{len(differences)} differences" if differences else "as declared", "\n".join(differences))
+
+
+def lake(settings: Settings) -> Finding:
+    """A lake with all tables, on a store where only one of several writers wins."""
+    store = _store(settings.lake_uri, settings.lake.storage_options)
+    if not store.mend:
+        for name in TABLES:
+            Lake.of(settings).table(name)
+    return store
+
+
+def weight_store(settings: Settings) -> Finding:
+    """A weight store where only one of several writers wins."""
+    return _store(settings.weights_uri, settings.weights.storage_options)
+
+
+def tracking(settings: Settings) -> Finding:
+    """An MLflow server that answers."""
+    if not settings.tracking.enabled:
+        return Finding("not used: tracking.enabled is false")
+    answer = health.mlflow(settings.tracking.uri)
+    mend = "start it (`lagoon up mlflow`)" if mlflow.is_local(settings) else "correct tracking.uri"
+    return Finding(f"{answer.address} {answer.reason}".strip(), "" if answer.ok else mend)
+
+
+def disk(settings: Settings) -> Finding:
+    """Free space under the data folder."""
+    folder = Path(settings.run.data_dir)
+    existing = next(p for p in (folder, *folder.parents) if p.exists())
+    free, wanted = shutil.disk_usage(existing).free, settings.stack.min_free_bytes
+    observed = f"{free / 1e9:.1f} GB free in {folder}"
+    return Finding(
+        observed, "" if free >= wanted else f"make room: stack.min_free_bytes asks for {wanted / 1e9:.1f} GB"
+    )
+
+
+def libraries(_settings: Settings) -> Finding:
+    """Installed libraries within the bounds that the project declares."""
+    required = [Requirement(r) for r in _requirements()]
+    wrong = [f"{r} (found {found})" for r in required if not r.specifier.contains(found := _installed(r.name))]
+    if wrong:
+        return Finding(f"{len(wrong)} of {len(required)} differ", f"`make setup` installs: {', '.join(wrong)}")
+    return Finding(f"all {len(required)} as declared")
+
+
+CHECKS = {
+    "libraries": libraries,
+    "disk": disk,
+    "java": java,
+    "kafka's jars": jars,
+    "supervisor": supervisor,
+    "broker": broker,
+    "topics": topics,
+    "lake": lake,
+    "weight store": weight_store,
+    "tracking": tracking,
+}
+
+
+def _store(uri: str, options: dict[str, str]) -> Finding:
+    if exclusive_create_works(uri, options):
+        return Finding(f"{uri}: writable, one of 8 writers wins")
+    return Finding(
+        f"{uri}: several of 8 writers of one object won",
+        "use a store with conditional creates; on this one concurrent commits would lose data without an error",
+    )
+
+
+def _requirements() -> list[str]:
+    try:
+        declared = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        project = ROOT / "pyproject.toml"
+        if not project.exists():
+            raise StackError(f"{DISTRIBUTION} is not installed and {project} is missing; install it") from None
+        declared = tomllib.loads(project.read_text())["project"]["dependencies"]
+    return [r for r in declared if "extra ==" not in r]
+
+
+def _installed(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
+
+
+def _table(findings: dict[str, Finding]) -> Table:
+    table = Table("check", "", "observed", "mend", title="lagoon doctor")
+    for name, finding in findings.items():
+        table.add_row(name, "[red]mend[/]" if finding.mend else "[green]well[/]", finding.observed, finding.mend)
+    return table

@@ -1,0 +1,48 @@
+"""`lagoon COMMAND …`: each command is a module with `run(argv) -> exit status`, imported when it is asked for."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from schemas.errors import LagoonError
+
+COMMANDS = {
+    "demo": "see the whole loop work: start everything, learn for some minutes, stop, prove the books",
+    "up": "start what is missing of the stack and of a run",
+    "down": "stop everything that was started; data stay",
+    "status": "how each part is, and the loop's figures; exit status 1 if one is not well",
+    "sql": "ask the lake a question in SQL",
+    "doctor": "check the installation and every place that Lagoon writes to; each finding says how to mend it",
+}
+
+_HELP = ("", "-h", "--help", "help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command in `argv`; exit status 2 and one message for an error that Lagoon raises on purpose."""
+    command, *rest = list(sys.argv[1:] if argv is None else argv) or [""]
+    if command in _HELP:
+        print(usage())
+        return 0
+    if command not in COMMANDS:
+        print(f"lagoon: there is no command {command!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    try:
+        return importlib.import_module(f"infra.cli.{command}").run(rest)
+    except LagoonError as error:
+        print(f"lagoon {command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"lagoon {command}: interrupted", file=sys.stderr)
+        return 130
+
+
+def usage() -> str:
+    """The help text."""
+    lines = ["usage: lagoon COMMAND [--config FILE ...] [--section.key=value ...]", ""]
+    lines += [f"  {name:<8} {text}" for name, text in COMMANDS.items()]
+    return "\n".join([*lines, "", "`lagoon COMMAND --help` says more; docs/reference.md lists all settings."])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

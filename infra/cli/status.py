@@ -1,0 +1,67 @@
+"""`lagoon status`: how each part is, and the loop's figures."""
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from infra.cli import arguments
+from infra.stack.bring_up import resolve
+from infra.stack.health import Part, parts
+from infra.stack.programs import KAFKA
+from infra.stack.supervise import Supervisor
+from infra.watch import LoopState, Watch
+from schemas.settings import Settings
+
+
+def run(argv: Sequence[str]) -> int:
+    """Show the state of the current run; 1 if a part is not well."""
+    args, overrides = arguments.parse(arguments.parser("status", "How each part of the run is."), argv)
+    settings = resolve(arguments.settings_of(args.config, overrides, must_exist=False))
+    found = parts(settings, Supervisor(settings.run.data_dir).states())
+    console = Console()
+    console.print(_table(settings, found))
+    if any(p.name == KAFKA and p.health.ok for p in found):
+        console.print(_figures(_look(settings)))
+    return 0 if all(p.health.ok for p in found) else 1
+
+
+def _table(settings: Settings, found: list[Part]) -> Table:
+    table = Table("service", "state", "health", "age", "address", "reason", title=f"run {settings.run.name}")
+    for part in found:
+        health = "[green]well[/]" if part.health.ok else "[red]not well[/]"
+        table.add_row(part.name, part.state, health, _age(part.age_s), part.health.address, part.health.reason)
+    return table
+
+
+def _figures(state: LoopState) -> str:
+    scored = state.scored
+    score = f"{scored[-1].score:.3f} at version {scored[-1].end_version}" if scored else "none yet"
+    outcomes = ", ".join(f"{name} {count}" for name, count in state.outcomes.items() if count) or "none yet"
+    return (
+        f"train step {state.train_step}, weight version {state.weight_version}, last score {score}\n"
+        f"outcomes: {outcomes}\n"
+        f"waiting: {state.pending} in open groups, {state.live} live in the lake, {state.available} for the learner"
+    )
+
+
+def _look(settings: Settings, limit_s: float = 3) -> LoopState:
+    """The loop's figures, once two polls in a row agree or the limit is reached."""
+    watch = Watch(settings)
+    try:
+        before, deadline = "", time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            figures = _figures(watch.poll())
+            if figures == before:
+                break
+            before = figures
+            time.sleep(0.3)
+        return watch.state
+    finally:
+        watch.close()
+
+
+def _age(seconds: int) -> str:
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes // 60}h{minutes % 60:02}" if minutes >= 60 else f"{minutes}m{rest:02}" if minutes else f"{rest}s"

@@ -1,0 +1,166 @@
+"""Bringing a run up: servers, topics, tables, starting policy, processes; each only where it is missing."""
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+from infra.kafka import ensure_topics
+from infra.lake import Lake
+from infra.stack import health, kafka, mlflow, ports, programs
+from infra.stack.policy import prepare_policy
+from infra.stack.supervise import Supervisor
+from schemas.errors import SettingsError, StackError
+from schemas.settings import Settings
+
+Report = Callable[[str], None]
+
+
+def bring_up(settings: Settings, names: Sequence[str], report: Report) -> Settings:
+    """Start what is missing of `names` (none: everything), wait until it is well, and return the resolved settings.
+
+    Safe to call twice: what runs with the same settings is left alone, what runs with others is restarted.
+
+    Raises:
+        SettingsError: an unknown name, or settings that no run can be started with.
+        StackError: a part does not start, or is not well within `stack.start_timeout_s`.
+    """
+    settings = resolve(settings)
+    selected = programs.select(settings, names)
+    services = [n for n in selected if n not in programs.SERVERS]
+    servers = [n for n in programs.SERVERS if (services or n in selected) and is_local(settings, n)]
+    if services and not settings.families:
+        raise SettingsError("the settings list no task families, so there is nothing to roll out; add [[families]]")
+    with exclusive(settings.run.data_dir):
+        supervisor = Supervisor(settings.run.data_dir)
+        supervisor.launch()
+        _start_servers(settings, supervisor, servers)
+        if services:
+            wait_until_well(settings, supervisor, [n for n in servers if n == programs.KAFKA], report)
+            settings = prepare_run(settings, supervisor, report)
+        wait_until_well(settings, supervisor, servers, report)
+        if services:
+            supervisor.start([programs.service(settings, n) for n in services])
+            wait_until_well(settings, supervisor, services, report)
+    return settings
+
+
+def take_down(data_dir: str, report: Report, timeout_s: float = 120) -> None:
+    """Stop everything that was started for this data folder, processes before servers; data stay.
+
+    Raises:
+        DeadlineError: something is still there after `timeout_s`.
+    """
+    with exclusive(data_dir):
+        supervisor = Supervisor(data_dir)
+        up = [s.program for s in supervisor.states() if s.is_up]
+        for names in ([n for n in up if n not in programs.SERVERS], [n for n in up if n in programs.SERVERS]):
+            if names:
+                report(f"stopping {', '.join(names)}")
+                supervisor.stop(names, timeout_s)
+        supervisor.shutdown(timeout_s)
+
+
+def resolve(settings: Settings) -> Settings:
+    """`settings` with an absolute data folder and the addresses of the local servers filled in."""
+    run = settings.run.model_copy(update={"data_dir": str(Path(settings.run.data_dir).absolute())})
+    settings = settings.model_copy(update={"run": run})
+    updates: dict[str, object] = {}
+    if is_local(settings, programs.KAFKA):
+        prefix = settings.kafka.topic_prefix or f"{run.name}."
+        brokers = kafka.local(settings).address
+        updates["kafka"] = settings.kafka.model_copy(update={"brokers": brokers, "topic_prefix": prefix})
+    if is_local(settings, programs.MLFLOW):
+        updates["tracking"] = settings.tracking.model_copy(update={"uri": mlflow.address(settings)})
+    return settings.model_copy(update=updates)
+
+
+def is_local(settings: Settings, name: str) -> bool:
+    """Whether server `name` is this data folder's own, not one that the settings give the address of."""
+    return kafka.is_local(settings) if name == programs.KAFKA else mlflow.is_local(settings)
+
+
+def prepare_run(settings: Settings, supervisor: Supervisor, report: Report) -> Settings:
+    """Make the run's topics, tables and starting policy, save its settings, and make it the current run."""
+    _leave_other_run(settings, supervisor, report)
+    ensure_topics(settings.kafka, settings.stack.start_timeout_s)
+    Lake.of(settings).ensure()
+    policy = settings.policy.model_copy(update={"path": str(prepare_policy(settings, report))})
+    settings = settings.model_copy(update={"policy": policy})
+    settings.save(settings.run.folder / "settings.json")
+    _point(_current(settings), settings.run.folder)
+    return settings
+
+
+def wait_until_well(settings: Settings, supervisor: Supervisor, names: Sequence[str], report: Report) -> None:
+    """Return when all of `names` say that they are well; one line to `report` for each.
+
+    Raises:
+        StackError: one has ended for good, or is not well within `stack.start_timeout_s`; says which and why.
+    """
+    started = time.monotonic()
+    waiting = list(names)
+    while waiting:
+        states = {s.program: s for s in supervisor.states()}
+        answers = {n: health.check(settings, states[n]) for n in waiting}
+        elapsed = time.monotonic() - started
+        for name in [n for n in waiting if answers[n].ok]:
+            report(f"{name}: ready at {answers[name].address} ({elapsed:.1f} s)")
+            waiting.remove(name)
+        ended = [n for n in waiting if not states[n].is_up]
+        if ended or (waiting and elapsed > settings.stack.start_timeout_s):
+            faults = "\n".join(f"  {n}: {answers[n].reason} (log: {states[n].log})" for n in ended or waiting)
+            raise StackError(f"not well after {elapsed:.0f} s:\n{faults}")
+        if waiting:
+            time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def exclusive(data_dir: str | Path) -> Generator[None]:
+    """Only one command at a time changes a data folder's stack.
+
+    Raises:
+        StackError: another one is at it.
+    """
+    folder = Path(data_dir).absolute() / "stack"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StackError(f"another lagoon command is starting or stopping {folder.parent}; wait for it") from error
+        yield
+
+
+def _start_servers(settings: Settings, supervisor: Supervisor, names: Sequence[str]) -> None:
+    up = {s.program for s in supervisor.states() if s.is_up}
+    for name in names:
+        address = settings.kafka.brokers if name == programs.KAFKA else settings.tracking.uri
+        if name not in up:
+            ports.require_free(name, int(address.rpartition(":")[2]), f"stack.{name}_port")
+    supervisor.start([programs.server(settings, n) for n in names])
+
+
+def _leave_other_run(settings: Settings, supervisor: Supervisor, report: Report) -> None:
+    """Stop the processes that this run does not have: those of another run, and surplus ones."""
+    current = _current(settings)
+    same = current.exists() and current.resolve() == settings.run.folder.resolve()
+    keep = {*programs.SERVERS, *(programs.service_names(settings) if same else [])}
+    others = [s.program for s in supervisor.states() if s.program not in keep]
+    if others:
+        report(f"stopping {', '.join(others)}" + ("" if same else f" of {current.resolve().name}"))
+        supervisor.stop(others, timeout_s=120)
+        supervisor.forget(others)
+
+
+def _current(settings: Settings) -> Path:
+    return Path(settings.run.data_dir) / "current"
+
+
+def _point(link: Path, target: Path) -> None:
+    """Make the symbolic link `link` point at `target`, in one step."""
+    temporary = link.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)

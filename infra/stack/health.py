@@ -1,0 +1,125 @@
+"""How the parts of a run are: what the supervisor says, and what each part answers itself."""
+
+import http.client
+import json
+import os
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from infra.kafka import client_settings
+from infra.stack import programs
+from infra.stack.supervise import State
+from schemas.settings import Kafka, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """One part's answer: well or not, why not, and where it answers."""
+
+    ok: bool
+    reason: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a run: the supervisor's word on it (`remote` where it is not ours to run) and its own."""
+
+    name: str
+    state: str
+    age_s: int
+    health: Health
+
+
+def parts(settings: Settings, states: list[State]) -> list[Part]:
+    """Every part of the run: servers first, then the processes that were started."""
+    known = {s.program: s for s in states}
+    names = [programs.KAFKA, *([programs.MLFLOW] if settings.tracking.enabled else [])]
+    names += sorted(n for n in known if n not in programs.SERVERS)
+    return [_part(settings, name, known.get(name)) for name in names]
+
+
+def check(settings: Settings, state: State) -> Health:
+    """The health of a supervised program: a dead one is not well, a live one says so itself."""
+    if state.name in {"running", "starting"}:
+        return _answer(settings, state.program)
+    return Health(False, f"{state.name}, exit status {state.exit_status}: {last_line(state.log)}")
+
+
+def kafka(settings: Kafka) -> Health:
+    """Whether the broker answers."""
+    try:
+        admin = AdminClient(client_settings(settings, "lagoon-health") | {"log_level": 0})
+        return Health(bool(admin.list_topics(timeout=5).brokers), "", settings.brokers)
+    except KafkaException as error:
+        return Health(False, f"no answer: {error.args[0].str()}", settings.brokers)
+
+
+def mlflow(uri: str) -> Health:
+    """Whether the tracking server answers."""
+    status, body = get(uri, "/health")
+    return Health(status == 200, "" if status == 200 else body or f"HTTP status {status}", uri)
+
+
+def service(settings: Settings, name: str) -> Health:
+    """What a process of the run says of itself; it leaves its address in the run's `services` folder."""
+    try:
+        address = json.loads((settings.run.folder / "services" / f"{programs.kind_of(name)}-{name}.json").read_text())
+        os.kill(address["pid"], 0)
+    except (OSError, ValueError):
+        return Health(False, "has not come up yet")
+    uri = f"http://{address['host']}:{address['port']}"
+    status, body = get(uri, "/healthz")
+    return Health(status == 200, "" if status == 200 else _reason(body), uri)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something."""
+    try:
+        with open(log, errors="replace") as lines:
+            return next((line.strip()[:300] for line in reversed(deque(lines, 50)) if line.strip()), "its log is empty")
+    except OSError:
+        return "it has no log"
+
+
+def get(uri: str, path: str, timeout_s: float = 2) -> tuple[int, str]:
+    """Status and body of an HTTP GET; status 0 and the reason where nothing answers."""
+    parsed = urlsplit(uri)
+    type_ = http.client.HTTPSConnection if parsed.scheme == "https" else http.client.HTTPConnection
+    connection = type_(parsed.hostname or "", parsed.port, timeout=timeout_s)
+    try:
+        connection.request("GET", parsed.path.rstrip("/") + path)
+        answer = connection.getresponse()
+        return answer.status, answer.read(65536).decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return 0, f"no answer: {error}"
+    finally:
+        connection.close()
+
+
+def _part(settings: Settings, name: str, state: State | None) -> Part:
+    if state:
+        return Part(name, state.name, state.age_s, check(settings, state))
+    return Part(name, "remote", 0, _answer(settings, name))
+
+
+def _answer(settings: Settings, name: str) -> Health:
+    if name == programs.KAFKA:
+        return kafka(settings.kafka)
+    if name == programs.MLFLOW:
+        return mlflow(settings.tracking.uri)
+    return service(settings, name)
+
+
+def _reason(body: str) -> str:
+    try:
+        answer: Any = json.loads(body)
+    except ValueError:
+        return body[:300]
+    return str(answer.get("reason") or body[:300]) if isinstance(answer, dict) else body[:300]

@@ -1,0 +1,112 @@
+"""The processes that make up the local stack and a run: how each one is started."""
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import infra
+from infra import failpoints
+from infra.stack import kafka, mlflow
+from infra.telemetry import INSTANCE_ENVIRONMENT
+from schemas.errors import SettingsError
+from schemas.names import Service
+from schemas.settings import ENVIRONMENT_FILE, Settings
+
+ROOT = Path(infra.__file__).parents[1]
+"""Where the packages lie: the repository, or site-packages."""
+
+KAFKA, MLFLOW = "kafka", "mlflow"
+SERVERS = (KAFKA, MLFLOW)
+_PASSED_ON = (failpoints.ENVIRONMENT,)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One supervised process. `stop_s` is how long it may take to end."""
+
+    name: str
+    command: list[str]
+    log: Path
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    stop_s: int = 20
+
+
+def service_names(settings: Settings) -> list[str]:
+    """Names of the run's processes, in the order in which they start."""
+    rollouts = [f"rollout-{i}" for i in range(settings.rollout.services)]
+    return [Service.LEARNER, Service.CURATE, Service.DISPATCH, Service.RECORDS, *rollouts, Service.EVALUATOR]
+
+
+def select(settings: Settings, names: Sequence[str]) -> list[str]:
+    """The programs that `names` mean, in starting order; none means all, `rollout` means every rollout service.
+
+    Raises:
+        SettingsError: an unknown name.
+    """
+    known = [*SERVERS, *service_names(settings)]
+    unknown = [n for n in names if n not in known and n != Service.ROLLOUT]
+    if unknown:
+        raise SettingsError(f"unknown service {', '.join(unknown)}; there are {', '.join([*known, 'rollout'])}")
+    wanted = {
+        n for n in known if not names or n in names or (Service.ROLLOUT in names and kind_of(n) == Service.ROLLOUT)
+    }
+    return [n for n in known if n in wanted]
+
+
+def server(settings: Settings, name: str) -> Program:
+    """The program of the Kafka or MLflow server, with what it needs prepared."""
+    folder = Path(settings.run.data_dir).absolute()
+    log = folder / "logs" / f"{name}.log"
+    if name == KAFKA:
+        return Program(name, kafka.local(settings).prepare(), log, stop_s=30)
+    return Program(name, mlflow.command(settings), log, mlflow.ENVIRONMENT)
+
+
+def service(settings: Settings, name: str) -> Program:
+    """The program of one process of the run; its settings are the file that is saved in the run's folder."""
+    kind = kind_of(name)
+    saved = settings.run.folder / "settings.json"
+    environment = {
+        ENVIRONMENT_FILE: str(saved),
+        INSTANCE_ENVIRONMENT: name,
+        "LAGOON_SETTINGS_SHA256": hashlib.sha256(settings.model_dump_json().encode()).hexdigest(),  # new: restart
+        "OMP_NUM_THREADS": str(_threads(settings, kind)),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+    }
+    if not has_gpu():
+        environment["DS_ACCELERATOR"] = "cpu"
+    log = settings.run.folder / "logs" / f"{name}.log"
+    stop_s = round(settings.rollout.drain_s) + 10 if kind == Service.ROLLOUT else 30
+    return Program(name, _command(kind), log, environment, stop_s)
+
+
+def has_gpu() -> bool:
+    """Whether this machine shows an NVIDIA device."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def kind_of(name: str) -> str:
+    """The service that program `name` is an instance of: `rollout-1` is one of rollout."""
+    return name.partition("-")[0]
+
+
+def _command(kind: str) -> list[str]:
+    if kind == Service.LEARNER:
+        return [sys.executable, str(ROOT / "trainers" / "learn.py")]
+    modules = {Service.ROLLOUT: "inference.serve", Service.EVALUATOR: "inference.evaluate"}
+    return [sys.executable, "-m", modules.get(Service(kind), f"flows.{kind}")]
+
+
+def _threads(settings: Settings, kind: str) -> int:
+    sections = {
+        Service.ROLLOUT: settings.rollout.threads,
+        Service.LEARNER: settings.learner.threads,
+        Service.EVALUATOR: settings.evaluator.threads,
+    }
+    return sections.get(Service(kind), 1)

@@ -1,0 +1,279 @@
+"""The supervisor of a data folder: one supervisord, which restarts whatever dies.
+
+It runs in a session of its own, outlives the command that started it, and is asked over a Unix socket (XML-RPC).
+Each program is a file in `<data_dir>/stack/programs`; a changed file means that the program is restarted.
+"""
+
+import http.client
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import xmlrpc.client
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.stack.programs import Program
+from schemas.errors import DeadlineError, StackError
+
+MARK = "LAGOON_STACK"
+"""Environment variable by which a stack knows its own processes again if their supervisor was killed."""
+
+MAX_SOCKET_PATH = 100  # the kernel's limit is 107 bytes; supervisord appends its pid while it binds
+
+_MAIN = """\
+[unix_http_server]
+file={socket}
+chmod=0700
+[supervisord]
+logfile={folder}/supervisord.log
+logfile_maxbytes=5MB
+logfile_backups=1
+pidfile={folder}/supervisord.pid
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+[include]
+files=programs/*.conf
+"""
+
+_PROGRAM = """\
+[program:{name}]
+command={command}
+environment={environment}
+autostart=false
+autorestart=unexpected
+exitcodes=0
+startsecs=5
+startretries=30
+stopsignal=TERM
+stopwaitsecs={stop_s}
+stopasgroup=true
+killasgroup=true
+redirect_stderr=true
+stdout_logfile={log}
+stdout_logfile_maxbytes=10MB
+stdout_logfile_backups=2
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the supervisor says of a program; `name` is supervisord's word, for example running or backoff."""
+
+    program: str
+    name: str
+    pid: int
+    age_s: int
+    exit_status: int
+    log: Path
+
+    @property
+    def is_up(self) -> bool:
+        """Running, or on its way."""
+        return self.name in {"running", "starting", "backoff"}
+
+
+class Supervisor:
+    """Starts, stops and asks after the programs of one data folder."""
+
+    def __init__(self, data_dir: str | Path) -> None:
+        self.data_dir = Path(data_dir).absolute()
+        self.folder = self.data_dir / "stack"
+
+    def start(self, programs: Sequence[Program]) -> None:
+        """Start those of `programs` that are not up, restart those that changed; returns without waiting for them.
+
+        Raises:
+            StackError: supervisord does not start, or refuses a program.
+        """
+        for program in programs:
+            program.log.parent.mkdir(parents=True, exist_ok=True)
+            _write(self._file(program.name), self._text(program))
+        self.launch()
+        self._reread()
+        up = {s.program for s in self.states() if s.is_up}
+        for program in programs:
+            if program.name not in up:
+                self._call("startProcess", program.name, False)
+
+    def stop(self, names: Sequence[str], timeout_s: float) -> None:
+        """Stop programs, all at once; each gets SIGTERM, then SIGKILL after its own limit.
+
+        Raises:
+            DeadlineError: one is still there after `timeout_s`.
+        """
+        for state in self.states():
+            if state.program in names and state.is_up:
+                self._call("stopProcess", state.program, False)
+        self._wait(lambda: not self._alive(names), timeout_s, f"{', '.join(names)} to stop")
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Take stopped programs out of the supervisor's books."""
+        for name in names:
+            self._file(name).unlink(missing_ok=True)
+        self._reread()
+
+    def restart(self, name: str, timeout_s: float = 60) -> None:
+        """Stop one program and start it again."""
+        self.stop([name], timeout_s)
+        self._call("startProcess", name, False)
+
+    def states(self) -> list[State]:
+        """Every program that the supervisor knows; none when there is no supervisor."""
+        return [_state(info) for info in self._call("getAllProcessInfo")] if self.is_running() else []
+
+    def is_running(self) -> bool:
+        """Whether the supervisor answers."""
+        try:
+            self._rpc().supervisor.getState()
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
+
+    def shutdown(self, timeout_s: float) -> None:
+        """Stop all programs and the supervisor itself, then whatever a killed supervisor left behind.
+
+        Raises:
+            DeadlineError: something is still there after `timeout_s`.
+        """
+        if self.is_running():
+            self._call("shutdown")
+            self._wait(lambda: not (self.folder / "supervisord.pid").exists(), timeout_s, "the supervisor to end")
+        self._end_orphans()
+
+    def launch(self) -> None:
+        """Start the supervisor itself where it is not running, after ending what a killed one left behind.
+
+        Raises:
+            StackError: supervisord does not start.
+        """
+        if self.is_running():
+            return
+        self._end_orphans()
+        _write(self.folder / "supervisord.conf", _MAIN.format(socket=self._socket(), folder=_escape(self.folder)))
+        command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(self.folder / "supervisord.conf")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=self.folder)
+        if done.returncode:
+            raise StackError(f"supervisord did not start:\n{(done.stdout + done.stderr).strip()[-1500:]}")
+        self._wait(self.is_running, 20, "the supervisor to answer")
+
+    def _reread(self) -> None:
+        added, changed, removed = self._call("reloadConfig")[0]
+        for name in [*changed, *removed]:
+            self._call("stopProcessGroup", name)
+            self._call("removeProcessGroup", name)
+        for name in [*added, *changed]:
+            self._call("addProcessGroup", name)
+
+    def _alive(self, names: Sequence[str]) -> list[str]:
+        return [s.program for s in self.states() if s.program in names and (s.is_up or s.name == "stopping")]
+
+    def _end_orphans(self) -> None:
+        """End processes of this stack that no supervisor looks after: they hold its ports."""
+        for send in (signal.SIGTERM, signal.SIGKILL):
+            for pid in marked(str(self.data_dir)):
+                os.kill(pid, send)
+            try:
+                self._wait(lambda: not marked(str(self.data_dir)), 20, "processes left by a killed supervisor to end")
+            except DeadlineError:
+                if send == signal.SIGKILL:
+                    raise
+
+    def _file(self, name: str) -> Path:
+        return self.folder / "programs" / f"{name}.conf"
+
+    def _text(self, program: Program) -> str:
+        environment = {**program.environment, MARK: str(self.data_dir)}
+        return _PROGRAM.format(
+            name=program.name,
+            command=_escape(shlex.join(program.command)),
+            environment=",".join(f'{k}="{_escape(v)}"' for k, v in sorted(environment.items())),
+            stop_s=program.stop_s,
+            log=_escape(program.log),
+        )
+
+    def _socket(self) -> str:
+        """The socket's path; where the data folder's is too long for one, a private folder among the temporary ones."""
+        note = self.folder / "socket"
+        if note.exists():
+            return note.read_text().strip()
+        path = self.folder / "supervisor.sock"
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+            path = Path(tempfile.mkdtemp(prefix="lagoon-")) / "supervisor.sock"
+        _write(note, f"{path}\n")
+        return str(path)
+
+    def _rpc(self) -> Any:
+        return xmlrpc.client.ServerProxy("http://localhost", transport=_Transport(self._socket()), allow_none=True)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._rpc().supervisor, method)(*arguments)
+        except xmlrpc.client.Fault as fault:
+            raise StackError(f"supervisor: {method}{arguments}: {fault.faultString}") from fault
+        except (OSError, http.client.HTTPException) as error:
+            raise StackError(f"the supervisor of {self.data_dir} does not answer ({error}); run `lagoon up`") from error
+
+    @staticmethod
+    def _wait(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise DeadlineError(f"waited {timeout_s:g} s for {what}; giving up")
+            time.sleep(0.1)
+
+
+def marked(stack: str) -> list[int]:
+    """Pids of processes that a supervisor of `stack` started, by the mark in their environment (Linux)."""
+    wanted = f"{MARK}={stack}".encode()
+    pids: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
+                pids.append(int(entry.name))
+        except OSError:  # gone already, or another user's
+            continue
+    return pids
+
+
+class _Transport(xmlrpc.client.Transport):
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def make_connection(self, host: Any) -> http.client.HTTPConnection:
+        return _UnixConnection(self._path)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _state(info: dict[str, Any]) -> State:
+    age_s = max(info["now"] - info["start"], 0) if info["pid"] else max(info["now"] - info["stop"], 0)
+    return State(
+        info["group"], info["statename"].lower(), info["pid"], age_s, info["exitstatus"], Path(info["stdout_logfile"])
+    )
+
+
+def _escape(value: str | Path) -> str:
+    """`value` for a configuration file in which % begins an expansion."""
+    return str(value).replace("%", "%%")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
