@@ -1,4 +1,4 @@
-"""What sources emit: messages, holes in a log, ticks and wall-clock readings. All are picklable and compare by value."""
+"""What sources emit: messages, holes in a log, ticks, wall-clock readings. All can be pickled and compare by value."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,8 @@ class Raw:
     """A Kafka message as it lies in the log.
 
     `topic` is the contract's name (without the run's prefix). `timestamp` is the broker's, in ms since 1970, raised to
-    the largest one before it in its partition, so that it never goes back.
+    the largest one before it in its partition, so that it never goes back there. `lane` is the source partition that
+    emitted it: messages of a side topic are emitted once in each lane.
     """
 
     topic: str
@@ -18,22 +19,29 @@ class Raw:
     key: bytes | None
     headers: tuple[tuple[str, bytes], ...]
     value: bytes
+    lane: int = 0
+
+    @property
+    def next_offset(self) -> int:
+        """Where to read on after this message."""
+        return self.offset + 1
 
     @property
     def num_bytes(self) -> int:
-        """Size of the body."""
+        """Size of the body, in bytes."""
         return len(self.value)
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Offsets [start, end) that had expired before they were read; emitted only where the settings allow to go on."""
+    """Offsets [offset, next_offset) that had expired before they were read; emitted where settings allow to go on."""
 
     topic: str
     partition: int
-    start: int
-    end: int
+    offset: int
+    next_offset: int
     timestamp: int
+    lane: int = 0
 
     @property
     def num_bytes(self) -> int:

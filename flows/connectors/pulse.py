@@ -1,0 +1,89 @@
+"""Signs of life that sources and sinks of this process give, for its health."""
+
+import logging
+import threading
+import time
+
+from schemas.errors import BrokerError
+
+log = logging.getLogger("lagoon.flows")
+
+
+class Pulse:
+    """Who is in trouble and since when, and when each part last finished an epoch. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._beats: dict[str, float] = {}
+        self._troubles: dict[str, str] = {}
+        self._begun = False
+
+    def beat(self, part: str) -> None:
+        """`part` has finished an epoch."""
+        with self._lock:
+            self._beats[part] = time.monotonic()
+            self._begun = True
+
+    def end(self, part: str) -> None:
+        """`part` has ended; its silence is no fault."""
+        with self._lock:
+            self._beats.pop(part, None)
+            self._troubles.pop(part, None)
+
+    def trouble(self, part: str, reason: str | None) -> None:
+        """`part` waits for `reason`, or for nothing any more (None)."""
+        with self._lock:
+            if reason is None:
+                self._troubles.pop(part, None)
+            else:
+                self._troubles[part] = reason
+
+    def fault(self, silence_s: float) -> str:
+        """What is wrong, in words; empty if nothing: a trouble, or a part without an epoch for `silence_s`."""
+        with self._lock:
+            now = time.monotonic()
+            silent = [f"{p}: no epoch for {now - at:.0f} s" for p, at in self._beats.items() if now - at > silence_s]
+            begun = [] if self._begun else ["no epoch has ended yet"]
+            return "; ".join([f"{p}: {reason}" for p, reason in self._troubles.items()] + silent + begun)
+
+
+PULSE = Pulse()
+"""Of this process."""
+
+
+class Patience:
+    """How long a part waits for the broker: a trouble is logged, seen in health, and at the limit an error."""
+
+    def __init__(self, part: str, limit_s: float) -> None:
+        self._part, self._limit_s = part, limit_s
+        self._since: float | None = None
+
+    @property
+    def is_troubled(self) -> bool:
+        """Whether the last thing heard of was a trouble."""
+        return self._since is not None
+
+    def ok(self) -> None:
+        """The broker has answered."""
+        if self._since is not None:
+            log.warning("%s: the broker is back after %.1f s", self._part, time.monotonic() - self._since)
+            self._since = None
+            PULSE.trouble(self._part, None)
+
+    def trouble(self, reason: str) -> None:
+        """The broker has not answered, or with an error that may pass.
+
+        Raises:
+            BrokerError: troubles have lasted longer than the limit.
+        """
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+            log.warning("%s: waiting up to %g s for the broker: %s", self._part, self._limit_s, reason)
+            PULSE.trouble(self._part, f"waiting for the broker: {reason}")
+        if now - self._since > self._limit_s:
+            raise BrokerError(
+                f"{self._part}: the broker has been away for {now - self._since:.0f} s, expected at most "
+                f"{self._limit_s:g} s (kafka.timeout_s): {reason}; this process ends, and reads on from its recovery "
+                "store when it is started again"
+            )

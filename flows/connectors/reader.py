@@ -1,0 +1,196 @@
+"""Reads partitions of a log: never jumps over offsets, waits for a broker that is away, ends where it cannot go on."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as Place
+
+from flows.connectors.items import Hole, Raw
+from flows.connectors.pulse import Patience
+from infra.kafka import consumer
+from schemas.errors import BrokerError
+from schemas.settings import Kafka
+
+_PASSING = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._WAIT_COORD,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+"""Errors that a restart of the broker causes."""
+
+_QUEUE = {
+    "enable.partition.eof": True,
+    "queued.max.messages.kbytes": 16 * 1024,
+    "fetch.wait.max.ms": 500,
+    "fetch.error.backoff.ms": 100,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Everything below `offset` has been read."""
+
+    topic: str
+    offset: int
+
+
+class Reader:
+    """Reads one partition of each topic in `places` (contract name -> (partition, next offset or None)).
+
+    `part` names it in logs and errors. None reads from the oldest message on. With `skip_expired` expired offsets
+    become a `Hole`.
+    """
+
+    def __init__(
+        self, kafka: Kafka, client_id: str, part: str, places: Mapping[str, tuple[int, int | None]], skip_expired: bool
+    ) -> None:
+        self._kafka, self._part, self._skip_expired = kafka, part, skip_expired
+        self._names = {kafka.topic(topic): topic for topic in places}
+        self._partitions = {topic: partition for topic, (partition, _) in places.items()}
+        self._next = {topic: offset for topic, (_, offset) in places.items()}
+        self._patience = Patience(part, kafka.timeout_s)
+        self._probe_at = 0.0
+        self._paused: set[str] = set()
+        self._consumer = consumer(kafka, client_id, **_QUEUE)
+        self._consumer.assign([self._place(topic) for topic in places])
+
+    def read(self, max_messages: int) -> list[Raw | Hole | End]:
+        """What has come, in offset order for each topic, without waiting.
+
+        Raises:
+            BrokerError: offsets that have expired or are beyond the log's end, an error that will not pass, or a
+                broker away for longer than `kafka.timeout_s`.
+        """
+        messages = self._consumer.consume(max_messages, 0)
+        found = [item for message in messages if (item := self._item(message)) is not None]
+        if found:
+            self._patience.ok()
+        elif self._patience.is_troubled:
+            self._probe()
+        return found
+
+    def pause(self, topic: str, paused: bool) -> None:
+        """Stop or go on reading `topic`; harmless when repeated."""
+        if paused != (topic in self._paused):
+            (self._consumer.pause if paused else self._consumer.resume)([self._place(topic)])
+            (self._paused.add if paused else self._paused.remove)(topic)
+
+    def check_end(self, topic: str, end: int) -> None:
+        """Compare a log's end offset with what has been read of it.
+
+        Raises:
+            BrokerError: messages that had been read are not there any more.
+        """
+        position = self._next[topic]
+        if position is not None and end < position:
+            raise BrokerError(
+                f"{self._part}: {topic}/{self._partitions[topic]} ends at offset {end}, but had been read up to "
+                f"{position}: the broker was emptied, restored or replaced. Restore its data; or, to begin a new "
+                "history, start a new run (run.name) with an empty lake"
+            )
+
+    def close(self) -> None:
+        """Leave the broker."""
+        self._consumer.close()
+
+    def _place(self, topic: str) -> Place:
+        offset = self._next[topic]
+        start = OFFSET_BEGINNING if offset is None else offset
+        return Place(self._kafka.topic(topic), self._partitions[topic], start)
+
+    def _item(self, message: Message) -> Raw | Hole | End | None:
+        error = message.error()
+        if error is not None:
+            return self._handle(error, self._names.get(message.topic() or ""), message.offset())
+        raw = _raw(self._names[message.topic() or ""], message)
+        self._next[raw.topic] = raw.next_offset
+        return raw
+
+    def _handle(self, error: KafkaError, topic: str | None, offset: int | None) -> Hole | End | None:
+        if error.code() == KafkaError._PARTITION_EOF and topic is not None and offset is not None:
+            self._next[topic] = max(self._next[topic] or 0, offset)
+            return End(topic, offset)
+        if error.code() == KafkaError._AUTO_OFFSET_RESET and topic is not None:
+            return self._out_of_range(topic)
+        if error.fatal() or not (error.retriable() or error.code() in _PASSING):
+            raise BrokerError(f"{self._part}: Kafka at {self._kafka.brokers} answers {error.name()}: {error.str()}")
+        self._patience.trouble(error.str())
+        return None
+
+    def _out_of_range(self, topic: str) -> Hole | None:
+        """The log does not hold the offset that was asked for: it has expired, or was never written there."""
+        bounds = self._bounds(topic)
+        if bounds is None:
+            return None
+        low, high = bounds
+        self.check_end(topic, high)
+        position = self._next[topic]
+        if position is None or position >= low:
+            self._consumer.seek(self._place(topic))
+            return None
+        return self._skip(topic, position, low)
+
+    def _skip(self, topic: str, start: int, end: int) -> Hole:
+        partition = self._partitions[topic]
+        hole = f"offsets [{start},{end}) of {topic}/{partition}"
+        if not self._skip_expired:
+            raise BrokerError(
+                f"{self._part}: {hole} have expired before they were read; {end - start} messages are lost. To go on "
+                f"from {end}, with a row in dead_letters for the hole, set curate.skip_expired_offsets = true; to keep "
+                "messages longer, raise kafka.retention_h"
+            )
+        self._next[topic] = end
+        self._consumer.seek(self._place(topic))
+        return Hole(topic, partition, start, end, 0)
+
+    def _probe(self) -> None:
+        """Ask a broker that was in trouble, once a second: a quiet log does not tell that it is back."""
+        if time.monotonic() >= self._probe_at:
+            self._probe_at = time.monotonic() + 1
+            answers = [(topic, self._bounds(topic)) for topic in self._names.values()]
+            if all(bounds is not None for _, bounds in answers):
+                self._patience.ok()
+            for topic, bounds in answers:
+                if bounds is not None:
+                    self.check_end(topic, bounds[1])
+
+    def _bounds(self, topic: str) -> tuple[int, int] | None:
+        """Oldest and end offset of the log, or None, with trouble noted, where the broker does not answer."""
+        try:
+            return self._consumer.get_watermark_offsets(self._place(topic), timeout=1)
+        except KafkaException as error:
+            self._patience.trouble(f"asking for the offsets of {topic}: {error.args[0].str()}")
+            return None
+
+
+def _raw(topic: str, message: Message) -> Raw:
+    kind, timestamp = message.timestamp()
+    headers: Sequence[tuple[str, Any]] = message.headers() or ()  # pyright: ignore[reportAssignmentType]
+    if kind != TIMESTAMP_LOG_APPEND_TIME:
+        raise BrokerError(
+            f"{message.topic()} does not carry the broker's time; set message.timestamp.type=LogAppendTime on it, or "
+            "delete it and let `lagoon up` create it"
+        )
+    return Raw(
+        topic,
+        message.partition() or 0,
+        message.offset() or 0,
+        timestamp,
+        message.key(),
+        tuple((name, value or b"") for name, value in headers),
+        message.value() or b"",
+    )

@@ -1,0 +1,69 @@
+"""Evals, usage, weights and directives: from their topics into lake tables, each message exactly once.
+
+python -m flows.records [--config FILE ...] [--section.key=value ...]
+python -m bytewax.run flows.records -r RECOVERY_FOLDER -s 1 -b 10
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import bytewax.operators as op
+from bytewax.dataflow import Dataflow
+from bytewax.inputs import Source
+
+from flows.connectors.delta_sink import DeltaSink, lake_output
+from flows.connectors.epochs import Flag
+from flows.connectors.kafka_source import TopicsSource
+from flows.run import run
+from flows.steps.records import TABLES, TOPICS, to_rows
+from infra.kafka import ensure_topics
+from infra.lake import Lake
+from infra.telemetry import Stop, Telemetry, main
+from schemas.names import Service
+from schemas.settings import Settings, current
+
+
+def build(source: Source[Any], sink: Callable[[str], DeltaSink]) -> Dataflow:
+    """The flow from `source` (Raw | Hole | Tick) to one `sink(table)` for each table."""
+    flow = Dataflow("records")
+    items = op.input("source", flow, source)  # Raw | Hole | Tick
+    rows = op.flat_map_batch("decode", items, to_rows)  # (table, RecordBatch)
+    for table in TABLES:
+        of_table = op.filter(f"{table}_only", rows, lambda row, table=table: row[0] == table)
+        lake_output(f"{table}_write", of_table, items, sink(table))
+    return flow
+
+
+def flow_for(settings: Settings, stop: Flag | None = None, stop_at_end: bool = False) -> Dataflow:
+    """The flow as `settings` say; nothing is opened before it runs."""
+    source = TopicsSource(
+        settings.kafka,
+        TOPICS,
+        epoch_bytes=settings.curate.epoch_bytes,
+        skip_expired=settings.curate.skip_expired_offsets,
+        client_id=Service.RECORDS,
+        stop_at_end=stop_at_end,
+        stop=stop,
+    )
+    lake = Lake.of(settings)
+    return build(source, lambda table: DeltaSink(lake, table, Service.RECORDS, partitions=1))
+
+
+@cache
+def __getattr__(name: str) -> Dataflow:
+    """`flow`, for `python -m bytewax.run flows.records`: the flow of the current run."""
+    if name == "flow":
+        return flow_for(current())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def serve(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
+    """Run the flow until `stop` is set."""
+    ensure_topics(settings.kafka, settings.kafka.timeout_s)
+    Lake.of(settings).ensure()
+    run(flow_for(settings, stop), Service.RECORDS, settings, telemetry, stop)
+
+
+if __name__ == "__main__":
+    main(Service.RECORDS, serve)
