@@ -1,0 +1,258 @@
+"""One episode, turn by turn: prompt, action, tool results, ..., answer, reward. Always ends in a trajectory.
+
+The agent's own failures earn a reward of 0; failures of the infrastructure earn none (null). `Ending` says which.
+"""
+
+import asyncio
+import math
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from inference.engines.base import Engine, Generation, request_seed
+from inference.environments.base import Environment, Message, Result, build
+from inference.environments.calls import Call
+from inference.tokenizer import ChatTokenizer
+from inference.tools import run_calls, within
+from inference.transcript import Transcript
+from schemas.errors import ContractError
+from schemas.ids import content_hash, trajectory_id
+from schemas.messages import Task
+from schemas.names import ErrorKind, Status, StopReason
+from schemas.settings import Rollout
+from schemas.trajectory import Reward, Trajectory
+
+MAX_ERROR = 2000
+"""Characters of an error that a trajectory keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends an episode, and how it is sampled: fields of `schemas.settings.Rollout`."""
+
+    max_turns: int
+    max_turn_tokens: int
+    max_tokens: int
+    temperature: float
+    tool_timeout_s: float
+    episode_timeout_s: float
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> "Limits":
+        """The limits in the settings."""
+        return cls(
+            rollout.max_turns,
+            rollout.max_turn_tokens,
+            rollout.max_tokens,
+            rollout.temperature,
+            rollout.tool_timeout_s,
+            rollout.episode_timeout_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an episode ended."""
+
+    status: Status
+    stop_reason: StopReason
+    reward: float | None
+    parts: tuple[Reward, ...] = ()
+    error_kind: ErrorKind | None = None
+    error: str | None = None
+
+
+async def play(
+    task: Task, group_index: int, *, engine: Engine, tokenizer: ChatTokenizer, limits: Limits, producer: str
+) -> Trajectory:
+    """Play member `group_index` of `task`'s group.
+
+    Raises nothing of its own: whatever breaks becomes a failed trajectory with its prompt and error. Cancelling the
+    call ends the episode at once, as a failed trajectory too (`shutdown`).
+    """
+    return await _Episode(task, group_index, engine=engine, tokenizer=tokenizer, limits=limits, producer=producer).run()
+
+
+class _Episode:
+    """The state of one episode."""
+
+    def __init__(
+        self, task: Task, index: int, *, engine: Engine, tokenizer: ChatTokenizer, limits: Limits, producer: str
+    ):
+        self.task, self.index, self.producer = task, index, producer
+        self.engine, self.tokenizer, self.limits = engine, tokenizer, limits
+        self.id = trajectory_id()
+        self.transcript = Transcript()
+        self.dispatch_version = engine.weight_version
+        self.started_at = datetime.now(UTC)
+        self.begun_s = time.perf_counter()
+        self.engine_s = 0.0
+        self.environment: Environment | None = None
+        self.at = ErrorKind.ENVIRONMENT
+        """Whose work is being waited for: an exception is theirs."""
+
+    async def run(self) -> Trajectory:
+        limit = asyncio.timeout(self.limits.episode_timeout_s)
+        try:
+            async with limit:
+                ending = await self._turns()
+        except asyncio.CancelledError:
+            ending = _failed(ErrorKind.SHUTDOWN, "the service was stopped", StopReason.SHUTDOWN)
+        except Exception as error:  # environments are other people's code, and every episode leaves a row
+            late = limit.expired() and isinstance(error, TimeoutError)
+            ending = self._late() if late else _failed(self.at, f"{type(error).__name__}: {error}")
+        await self._close()
+        return self._trajectory(ending)
+
+    async def _turns(self) -> Ending:
+        environment = await self._begin()
+        for number in range(self.limits.max_turns):
+            begun_s = time.perf_counter()
+            generation, text = await self._act(number)
+            if not generation.stopped:
+                self._end_turn(generation, (), 0.0, begun_s)
+                return self._overlong(generation)
+            calls = environment.parse(text)
+            results = await run_calls(environment, calls, self.limits.tool_timeout_s)
+            fits = self._observe(environment, results)
+            self._end_turn(generation, results, environment.turn_reward(text, results), begun_s)
+            if not calls:
+                return await self._answer(environment, text)
+            if not fits:
+                return _truncated(StopReason.CONTEXT)
+        return _truncated(StopReason.MAX_TURNS)
+
+    async def _begin(self) -> Environment:
+        task = self.task
+        environment = build(task.environment, task.family, task.index, task.seed, task.options)
+        self.environment = environment
+        messages = environment.reset(request_seed("environment", task.group_id, task.attempt, self.index))
+        self.transcript.prompt(messages, self.tokenizer.prompt(messages))
+        if self._room() < 1:
+            raise ContractError(
+                f"the prompt has {len(self.transcript.token_ids)} tokens; rollout.max_tokens is "
+                f"{self.limits.max_tokens}: raise it"
+            )
+        return environment
+
+    async def _act(self, number: int) -> tuple[Generation, str]:
+        self.at, begun_s = ErrorKind.ENGINE, time.perf_counter()
+        try:
+            generation = await self.engine.generate(
+                self.id,
+                self.transcript.token_ids,
+                max_new_tokens=min(self.limits.max_turn_tokens, self._room()),
+                temperature=self.limits.temperature,
+                stop_ids=self.tokenizer.stop_ids,
+                seed=request_seed("action", self.task.group_id, self.task.attempt, self.index, number),
+            )
+        finally:
+            self.engine_s += time.perf_counter() - begun_s
+        self.at = ErrorKind.ENVIRONMENT
+        said = generation.token_ids[:-1] if generation.stopped else generation.token_ids
+        text = self.tokenizer.decode(said)
+        self.transcript.action(generation, text)
+        return generation, text
+
+    def _observe(self, environment: Environment, results: tuple[Result, ...]) -> bool:
+        """Let the agent read `results`; False when they leave no room to act on them."""
+        messages = [_tool_message(r, environment.observe(r)) for r in results]
+        token_ids = self.tokenizer.observation(messages) if messages else []
+        fits = self._room() > len(token_ids)
+        self.transcript.observation(messages, token_ids if fits else ())
+        return fits
+
+    async def _answer(self, environment: Environment, text: str) -> Ending:
+        self.at = ErrorKind.VERIFIER
+        score = await within(environment.score_timeout_s or self.limits.tool_timeout_s, environment.score(text))
+        if not math.isfinite(score.reward):
+            raise ContractError(f"the verifier gave a reward of {score.reward}")
+        return Ending(Status.COMPLETED, StopReason.ANSWER, score.reward, score.parts)
+
+    def _end_turn(self, generation: Generation, results: tuple[Result, ...], reward: float, begun_s: float) -> None:
+        latency_s = time.perf_counter() - begun_s
+        self.transcript.end_turn(len(generation.token_ids), results, reward, latency_s)
+
+    def _room(self) -> int:
+        return self.limits.max_tokens - len(self.transcript.token_ids)
+
+    def _overlong(self, generation: Generation) -> Ending:
+        full = len(generation.token_ids) < self.limits.max_turn_tokens
+        return _truncated(StopReason.CONTEXT if full else StopReason.TURN_TOKENS)
+
+    def _late(self) -> Ending:
+        """The episode's limit has passed: the engine's failure if most of the time went there, else the agent's."""
+        limit_s = self.limits.episode_timeout_s
+        if self.engine_s > limit_s / 2:
+            error = f"the engine took {self.engine_s:.1f} of the episode's {limit_s:g} s"
+            return _failed(ErrorKind.ENGINE, error, StopReason.EPISODE_TIMEOUT)
+        return _truncated(StopReason.EPISODE_TIMEOUT, ErrorKind.AGENT_TIMEOUT, f"no answer within {limit_s:g} s")
+
+    async def _close(self) -> None:
+        self.engine.release(self.id)
+        if self.environment is None:
+            return
+        with suppress(Exception, asyncio.CancelledError):  # the episode is over; its row must not be lost
+            await within(self.limits.tool_timeout_s, self.environment.close())
+
+    def _trajectory(self, ending: Ending) -> Trajectory:
+        task, said = self.task, self.transcript
+        spans = said.spans(self.dispatch_version)
+        oldest, newest = said.versions(self.dispatch_version)
+        kind, error = _fault(ending, said)
+        hashed = content_hash(task.task_id, said.token_ids, [(s.start, s.end, s.version) for s in spans])
+        return Trajectory(
+            trajectory_id=self.id,
+            group_id=task.group_id,
+            group_index=self.index,
+            group_size=task.group_size,
+            task_id=task.task_id,
+            task_family=task.family,
+            environment=task.environment,
+            attempt=task.attempt,
+            origin=task.origin,
+            producer=self.producer,
+            content_hash=hashed,
+            dispatch_weight_version=self.dispatch_version,
+            min_weight_version=oldest,
+            max_weight_version=newest,
+            weight_version_spans=spans,
+            status=ending.status,
+            stop_reason=ending.stop_reason,
+            error_kind=kind,
+            error=error,
+            reward=ending.reward,
+            rewards=ending.parts,
+            token_ids=tuple(said.token_ids),
+            action_mask=tuple(said.action_mask),
+            behavior_logprobs=tuple(said.behavior_logprobs),
+            turns=tuple(said.turns),
+            messages=tuple(said.messages),
+            num_prompt_tokens=said.num_prompt_tokens,
+            num_generated_tokens=said.num_generated_tokens,
+            accelerator_s=said.accelerator_s,
+            environment_s=time.perf_counter() - self.begun_s - self.engine_s,
+            started_at=self.started_at,
+            finished_at=datetime.now(UTC),
+        )
+
+
+def _truncated(reason: StopReason, kind: ErrorKind | None = None, error: str | None = None) -> Ending:
+    return Ending(Status.TRUNCATED, reason, 0.0, error_kind=kind, error=error)
+
+
+def _failed(kind: ErrorKind, error: str, reason: StopReason = StopReason.ERROR) -> Ending:
+    return Ending(Status.FAILED, reason, None, error_kind=kind, error=error[:MAX_ERROR])
+
+
+def _fault(ending: Ending, said: Transcript) -> tuple[ErrorKind | None, str | None]:
+    """What explains an episode without success: its own ending, else the first call that went wrong."""
+    if ending.error_kind is None and said.fault is not None and not ending.reward:
+        return said.fault
+    return ending.error_kind, ending.error
+
+
+def _tool_message(result: Result, text: str) -> Message:
+    name = {"name": result.call.tool} if isinstance(result.call, Call) else {}
+    return {"role": "tool", **name, "content": text}
