@@ -7,12 +7,14 @@ import pyarrow as pa
 from flows.connectors.items import Hole, Raw
 from schemas.names import Header
 from schemas.tables import DEAD_LETTERS
+from schemas.topics import TRAJECTORIES
 from schemas.wire import header_int
 
 
 def undecodable(raw: Raw, error: str) -> pa.RecordBatch:
-    """The row that keeps `raw` byte for byte, with why it could not be read."""
+    """The row that keeps `raw` byte for byte, with why it could not be read. Only `trajectories` hold trajectories."""
     headers = dict(raw.headers)
+    least = 1 if raw.topic == TRAJECTORIES.name else 0
     return _row(
         raw.topic,
         raw.partition,
@@ -22,7 +24,7 @@ def undecodable(raw: Raw, error: str) -> pa.RecordBatch:
         value=raw.value,
         headers=json.dumps([[name, value.hex()] for name, value in raw.headers]),
         error=error,
-        num_rows=header_int(headers, Header.NUM_ROWS, 1),
+        num_rows=header_int(headers, Header.NUM_ROWS, least),
         num_tokens=header_int(headers, Header.NUM_TOKENS, 0),
         kind="undecodable",
     )
@@ -30,15 +32,16 @@ def undecodable(raw: Raw, error: str) -> pa.RecordBatch:
 
 def hole(gap: Hole) -> pa.RecordBatch:
     """The row that tells of offsets nobody read. How many trajectories they held is unknown, so it counts none."""
+    start, end = gap.offset, gap.next_offset
     return _row(
         gap.topic,
         gap.partition,
-        gap.start,
+        start,
         gap.timestamp,
         key=None,
         value=None,
-        headers=json.dumps({"start": gap.start, "end": gap.end, "num_messages": gap.end - gap.start}),
-        error=f"offsets [{gap.start},{gap.end}) of {gap.topic}/{gap.partition} had expired before they were read",
+        headers=json.dumps({"start": start, "end": end, "num_messages": end - start}),
+        error=f"offsets [{start},{end}) of {gap.topic}/{gap.partition} had expired before they were read",
         num_rows=0,
         num_tokens=0,
         kind="hole",
