@@ -153,6 +153,5 @@ class Merge:
 
 
 def _timestamp_below(log: Log, offset: int) -> int:
-    """Largest timestamp known of `log` below `offset`."""
-    emitted = log.emitted_timestamp if log.emitted is not None and log.emitted <= offset else 0
-    return next((item.timestamp for item in reversed(log.waiting) if item.offset < offset), emitted)
+    """Largest timestamp read of `log` below `offset`; what was emitted had been settled by some log."""
+    return next((item.timestamp for item in reversed(log.waiting) if item.offset < offset), log.emitted_timestamp)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.connectors.items import Hole, Raw
@@ -70,12 +70,13 @@ def coordinates(items: list[Raw] | list[Raw | Hole]) -> list[tuple[str, int]]:
 
 
 topics = st.sampled_from(TOPICS)
-appends = st.tuples(st.just("append"), topics, st.integers(0, 2), st.integers(0, 1))
+appends = st.tuples(st.just("append"), topics, st.integers(0, 1), st.sampled_from([0, 0, 0, 1]))
 fetches = st.tuples(st.just("fetch"), topics, st.integers(0, 3))
 takes = st.tuples(st.just("take"), st.integers(1, 3))
-rounds = st.tuples(st.just("round"), st.lists(appends, max_size=2))
+pumps = st.tuples(st.just("pump"))
+rounds = st.tuples(st.just("round"), st.lists(st.one_of(appends, pumps), max_size=3))
 restarts = st.tuples(st.just("restart"))
-actions = st.lists(st.one_of(appends, fetches, takes, rounds, restarts), max_size=60)
+actions = st.lists(st.one_of(appends, appends, pumps, pumps, rounds, rounds, fetches, takes, restarts), max_size=80)
 
 
 def act(broker: Broker, reading: Reading, action: tuple) -> None:
@@ -86,6 +87,8 @@ def act(broker: Broker, reading: Reading, action: tuple) -> None:
             reading.fetch(topic, most)
         case ("take", most):
             reading.take(most)
+        case ("pump",):
+            pump(reading)
         case ("restart",):
             reading.restart()
         case ("round", meanwhile):
@@ -93,7 +96,7 @@ def act(broker: Broker, reading: Reading, action: tuple) -> None:
 
 
 def ask(broker: Broker, reading: Reading, meanwhile: list[tuple] = []) -> None:  # noqa: B006
-    """A round of end offsets, some time after the last one; the logs answer one after another, appends in between."""
+    """A round of end offsets, some time after the last one; the logs answer one after another, life goes on."""
     broker.now += 1
     ends, between = {}, list(meanwhile)
     for topic in TOPICS:
@@ -103,15 +106,21 @@ def ask(broker: Broker, reading: Reading, meanwhile: list[tuple] = []) -> None: 
     reading.round(ends)
 
 
+def pump(reading: Reading) -> None:
+    """Read and take all there is, as a source does again and again."""
+    for topic in TOPICS:
+        reading.fetch(topic, 1 << 20)
+    reading.take(1 << 20)
+
+
 def finish(broker: Broker, reading: Reading) -> None:
     """Nothing is appended any more; three rounds let everything out."""
     for _ in range(3):
         ask(broker, reading)
-        for topic in TOPICS:
-            reading.fetch(topic, 1 << 20)
-        reading.take(1 << 20)
+        pump(reading)
 
 
+@settings(max_examples=400)
 @given(actions)
 def test_any_interleaving_gives_the_same_order(script: list[tuple]) -> None:
     broker = Broker()
@@ -158,6 +167,17 @@ def test_a_message_waits_while_an_earlier_one_may_still_come() -> None:
     assert merge.take(10, 100) == []  # control is read to its end, but may have grown before 10
     merge.round({"trajectories": 1, "weights": 1, "control": 0})
     assert coordinates(merge.take(10, 100)) == [("weights", 0), ("trajectories", 0)]
+
+
+def test_a_message_read_beyond_the_known_end_settles_nothing_before_two_rounds() -> None:
+    merge = Merge(TOPICS)
+    merge.round({"trajectories": 0, "weights": 0, "control": 0})
+    merge.add(raw("control", 0, 10))  # appended after the first round
+    merge.round({"trajectories": 0, "weights": 0, "control": 1})
+    assert merge.take(10, 100) == []  # trajectories may have grown at 10, after its end was asked for
+    merge.round({"trajectories": 1, "weights": 0, "control": 1})
+    merge.add(raw("trajectories", 0, 10))
+    assert coordinates(merge.take(10, 100)) == [("trajectories", 0), ("control", 0)]
 
 
 def test_many_messages_of_one_millisecond_do_not_block_one_another() -> None:
