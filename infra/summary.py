@@ -25,11 +25,12 @@ select end_version, score from evals where score is not null
 order by end_version, finished_at"""
 
 DIRECTIVES = """
-select (select count(distinct directive_id) from directives) as sent,
-       (select count(distinct directive_id) from (
-           select directive_id from dispatches union all
-           select directive_id from train_steps union all
-           select directive_id from ledger) where directive_id is not null) as obeyed"""
+with steering as (select distinct directive_id from directives where issued_by like 'evaluator%'
+),
+obeyed as (
+    select directive_id from dispatches union select directive_id from train_steps union select directive_id from ledger)
+select (select count(*) from steering) as sent,
+       (select count(*) from steering semi join obeyed using (directive_id)) as obeyed"""
 
 FAILED = """
 select count(*) from ledger

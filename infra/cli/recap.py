@@ -1,0 +1,46 @@
+"""The demo's last page: what happened, in figures that the lake proves."""
+
+from typing import Any
+
+from rich.text import Text
+
+from infra.cli import tables
+
+OUTCOMES = ("admitted", "stale", "duplicate", "no_signal", "invalid", "dead_lettered", "in_flight")
+
+
+def balances(summary: dict[str, Any]) -> bool:
+    """Whether trajectories, tokens and work are all accounted for."""
+    return all(row["balanced"] for row in (*summary["conservation"].values(), summary["work"]))
+
+
+def show(summary: dict[str, Any], ended: str) -> None:
+    """Print the summary for people; `ended` says why it ended early, if it did."""
+    books = [_book(kind, row) for kind, row in summary["conservation"].items()]
+    tables.show(tables.table(("", "produced", *OUTCOMES, ""), books, "Every trajectory, in exactly one place"))
+    work, staleness, score = summary["work"], summary["staleness"], summary["score"]
+    tables.show(
+        f"groups     {work['dispatched']} dispatched = {work['closed']} closed + {work['open']} open + "
+        f"{work['abandoned']} abandoned ({work['reissued']} issued again)",
+        f"learning   {summary['train_steps']} train steps, {summary['weight_versions']} weight versions, "
+        f"score {_number(score['first'])} -> {_number(score['last'])} (best {_number(score['best'])})",
+        f"staleness  mean {staleness['mean']}, max {staleness['max']} of at most {staleness['bound']}; "
+        + ", ".join(f"{count} at {age}" for age, count in staleness["histogram"].items()),
+        f"samples    effective sample ratio {_number(summary['effective_sample_ratio'])}, "
+        f"cost per effective sample {_number(summary['cost_per_effective_sample'], 7)}, "
+        f"{summary['failed_episodes']} failed episodes kept",
+    )
+    for name, check in summary["checks"].items():
+        figures = ", ".join(f"{key} {value}" for key, value in check.items() if key != "passed")
+        tables.show(f"{'passed' if check['passed'] else 'FAILED'}     {name}: {figures}")
+    if ended:
+        tables.show(f"ended early: {ended}")
+
+
+def _book(kind: str, row: dict[str, Any]) -> tuple[str | Text, ...]:
+    figures = (f"{row[name]:,}" for name in ("produced", *OUTCOMES))
+    return (kind, *figures, tables.verdict(row["balanced"], "balanced", "NOT BALANCED"))
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return "none" if value is None else f"{value:.{digits}f}"
