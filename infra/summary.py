@@ -28,7 +28,10 @@ DIRECTIVES = """
 with steering as (select distinct directive_id from directives where issued_by like 'evaluator%'
 ),
 obeyed as (
-    select directive_id from dispatches union select directive_id from train_steps union select directive_id from ledger)
+    select directive_id from dispatches union
+    select directive_id from train_steps union
+    select directive_id from ledger
+)
 select (select count(*) from steering) as sent,
        (select count(*) from steering semi join obeyed using (directive_id)) as obeyed"""
 
