@@ -73,6 +73,7 @@ class Outbox:
         Raises:
             LagoonError: another process holds the folder.
         """
+        self.folder = folder
         self.id, self.num_trajectories, self.num_tokens = str(uuid.uuid4()), 0, 0
         self._max_bytes = max_bytes
         self._next: Counter[int] = Counter()

@@ -1,7 +1,7 @@
 """A log of framed records in numbered files: appended to, read back after a crash, dropped from the front.
 
-A frame is (payload bytes, CRC-32, kind, payload). Each file starts with a header record that says where everything stood
-when it was begun, so that the files before it can go. What cannot be read is cut off, set aside and named, never
+A frame is (payload bytes, CRC-32, kind, payload). Each file starts with a header record that says where everything
+stood when it was begun, so that the files before it can go. What cannot be read is cut off, set aside and named, never
 skipped in silence. The folder belongs to one process at a time.
 """
 
@@ -163,7 +163,8 @@ class SegmentLog:
         if good and good == len(body):
             return
         if not body:  # begun, and killed before its header was written
-            return path.unlink()
+            path.unlink()
+            return
         aside = path.with_suffix(f".corrupt-{good}")
         aside.write_bytes(body[good:])
         self.damage.append(f"{path.name}: {len(body) - good} bytes from {good} on are unreadable, kept as {aside.name}")

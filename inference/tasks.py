@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from prometheus_client import Counter
 
 from infra.kafka import client_settings
-from schemas.errors import BrokerError, ContractError
+from schemas.errors import ContractError
 from schemas.messages import Task, decode
 from schemas.settings import Kafka
 from schemas.topics import TASKS
@@ -22,6 +22,7 @@ REFUSED = Counter("lagoon_refused_tasks", "Task messages that break their schema
 
 _POLL_S = 0.25
 _NEXT_POLL_S = 0.02
+_JOIN_S = 2.0
 _MAX_DELIVERIES = 3
 """A task that was handed back this often is kept by whoever has it: the broker drops one after five deliveries."""
 
@@ -30,10 +31,12 @@ _NEVER_MS = 24 * 3600 * 1000
 
 
 class Tasks(Protocol):
-    """Where a rollout service gets its work."""
+    """Where a rollout service gets its work. `error` says why it gets none, and is empty where all is well."""
+
+    error: str
 
     def next(self, max_tasks: int) -> list[Task]:
-        """Up to about `max_tasks` tasks, now this service's; waits a moment for the first. Called from any one thread."""
+        """Up to about `max_tasks` tasks, now this service's; waits a moment for the first. One thread at a time."""
         ...
 
     def close(self) -> None:
@@ -51,72 +54,69 @@ class ShareGroupTasks:
     """
 
     def __init__(self, kafka: Kafka, client_id: str, log: Callable[..., None]) -> None:
-        """Join the group, from the oldest task that is still in the topic.
-
-        Raises:
-            BrokerError: the broker does not answer, or knows no share groups.
-        """
+        """`log` gets what is refused. The group is joined at the first `next`, from the oldest task in the topic."""
         self.error = ""
-        self._log = log
-        group = kafka.topic("rollout")
-        settings = client_settings(kafka, client_id)
-        _read_from_the_start(settings, group, kafka.timeout_s)
-        own = {
-            "group.id": group,
-            "share.acknowledgement.mode": "explicit",
-            "max.poll.records": 1,  # at least one: the broker hands out whole batches of the dispatcher
-            "max.poll.interval.ms": _NEVER_MS,
-        }
-        self._consumer = ShareConsumer(settings | own)
-        self._consumer.subscribe([kafka.topic(TASKS.name)])
+        self._log, self._kafka, self._client_id = log, kafka, client_id
+        self._group = kafka.topic("rollout")
+        self._consumer: ShareConsumer | None = None
 
     def next(self, max_tasks: int) -> list[Task]:
         """See `Tasks.next`. A broker that is away is no error: `error` says so, and there are no tasks."""
         tasks: list[Task] = []
         try:
+            consumer = self._consumer = self._consumer or self._join()
             while len(tasks) < max_tasks:
-                messages = self._consumer.poll(timeout=_NEXT_POLL_S if tasks else _POLL_S)
+                messages = consumer.poll(timeout=_NEXT_POLL_S if tasks else _POLL_S)
                 for message in messages:
-                    tasks += self._take(message, has_room=len(tasks) < max_tasks)
+                    tasks += self._take(consumer, message, has_room=len(tasks) < max_tasks)
                 if not len(messages):
                     break
-                self._consumer.commit_sync(timeout=5.0)
-        except KafkaException as error:
-            self.error = f"tasks cannot be read: {error}"
+                consumer.commit_sync(timeout=5.0)
+        except (KafkaException, TimeoutError) as error:
+            self.error = f"no tasks from share group {self._group} (it needs Kafka 4.1 or newer): {error}"
         return tasks
 
     def close(self) -> None:
         """Leave the group."""
-        self._consumer.close()
+        if self._consumer is not None:
+            self._consumer.close()
 
-    def _take(self, message: Message, has_room: bool) -> list[Task]:
+    def _join(self) -> ShareConsumer:
+        settings = client_settings(self._kafka, self._client_id)
+        _read_from_the_start(settings, self._group)
+        own = {
+            "group.id": self._group,
+            "share.acknowledgement.mode": "explicit",
+            "max.poll.records": 1,  # at least one: the broker hands out whole batches of the dispatcher
+            "max.poll.interval.ms": _NEVER_MS,
+        }
+        consumer = ShareConsumer(settings | own)
+        consumer.subscribe([self._kafka.topic(TASKS.name)])
+        return consumer
+
+    def _take(self, consumer: ShareConsumer, message: Message, has_room: bool) -> list[Task]:
         if (fault := message.error()) is not None:
             self.error = f"tasks cannot be read: {fault.str()}"
             return []
         self.error = ""
         if not has_room and (message.delivery_count() or 0) < _MAX_DELIVERIES:
-            self._consumer.acknowledge(message, AcknowledgeType.RELEASE)
+            consumer.acknowledge(message, AcknowledgeType.RELEASE)
             return []
         try:
             task = decode(Task, message.value())
         except ContractError as error:
             REFUSED.inc()
             self._log("task refused", partition=message.partition(), offset=message.offset(), error=str(error))
-            self._consumer.acknowledge(message, AcknowledgeType.REJECT)
+            consumer.acknowledge(message, AcknowledgeType.REJECT)
             return []
-        self._consumer.acknowledge(message, AcknowledgeType.ACCEPT)
+        consumer.acknowledge(message, AcknowledgeType.ACCEPT)
         return [task]
 
 
-def _read_from_the_start(settings: dict[str, Any], group: str, timeout_s: float) -> None:
+def _read_from_the_start(settings: dict[str, Any], group: str) -> None:
     """Let a new group begin at the oldest task; by default it would miss those sent before its first member joined."""
     entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
-    admin = AdminClient(settings)
-    try:
-        for answer in admin.incremental_alter_configs([resource], request_timeout=timeout_s).values():
-            answer.result(timeout_s)
-    except (KafkaException, TimeoutError) as error:
-        raise BrokerError(
-            f"share group {group}: {error}; expected a broker of Kafka 4.1 or newer, with leave to alter group settings"
-        ) from error
+    admin = AdminClient(settings)  # has to outlive its answers
+    for answer in admin.incremental_alter_configs([resource], request_timeout=_JOIN_S).values():
+        answer.result(2 * _JOIN_S)

@@ -7,13 +7,14 @@ learner's. A version that fails is named and skipped, and the one before it stay
 import asyncio
 import shutil
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
 from obstore.exceptions import BaseError
 from prometheus_client import Counter, Gauge
 
-from inference.engines.base import Engine
+from inference.engines.base import Engine, EngineError
 from schemas.errors import LagoonError, WeightStoreError
 from schemas.messages import Manifest
 from schemas.settings import Settings
@@ -30,6 +31,9 @@ _RETRY_S = 5.0
 
 _NOTHING_PUBLISHED = "no version has been published yet"
 
+MakeEngine = Callable[[Path, int], Engine]
+"""(Hugging Face folder, version) -> an engine that serves it."""
+
 STORE_ERRORS = (LagoonError, OSError, BaseError)
 
 
@@ -41,18 +45,74 @@ class Store(Protocol):
     def fetch(self, version: int, into: Path) -> Path: ...
 
 
-async def serve_version(engine: Engine, store: Store, version: int, cache: Path, tolerance: float) -> Manifest:
-    """Fetch, verify and load `version`, and prove that the engine serves it.
+class Server:
+    """An engine and the versions that it is given. The engine is made with the first one.
 
-    Raises:
-        WeightStoreError: incomplete or altered, or the engine's logprobs are not the learner's.
-        EngineError: the engine cannot load it.
+    Attributes:
+        engine: None before the first version is loaded.
+        folder: The folder of the version that was proven last.
     """
-    manifest = await asyncio.to_thread(store.manifest, version)
-    folder = await asyncio.to_thread(store.fetch, version, cache)
-    await engine.load(version, folder)
-    await prove(engine, manifest, tolerance)
-    return manifest
+
+    def __init__(self, store: Store, make_engine: MakeEngine, cache: Path, precision: str) -> None:
+        self.engine: Engine | None = None
+        self.folder: Path | None = None
+        self._store, self._make_engine, self._cache = store, make_engine, cache
+        self._tolerance = PROBE_TOLERANCE[precision]
+
+    @property
+    def loaded(self) -> int:
+        """The version that the engine holds, proven or not; 0 before the first."""
+        return self.engine.weight_version if self.engine else 0
+
+    @property
+    def current(self) -> tuple[Engine, Path]:
+        """The engine, and the folder of the version that was proven last.
+
+        Raises:
+            EngineError: nothing was proven yet.
+        """
+        if self.engine is None or self.folder is None:
+            raise EngineError("no weights are served yet")
+        return self.engine, self.folder
+
+    async def serve(self, version: int) -> Manifest:
+        """Fetch, verify and load `version`, and prove that the engine serves it.
+
+        Raises:
+            WeightStoreError: incomplete or altered, or the engine's logprobs are not the learner's.
+            EngineError: the engine cannot load it.
+        """
+        manifest = await asyncio.to_thread(self._store.manifest, version)
+        folder = await asyncio.to_thread(self._store.fetch, version, self._cache)
+        if self.engine is None:
+            self.engine = self._make_engine(folder, version)
+        else:
+            await self.engine.load(version, folder)
+        await prove(self.engine, manifest, self._tolerance)
+        self.folder = folder
+        return manifest
+
+    async def restore(self, manifest: Manifest) -> None:
+        """Load again the version that was proven last, without asking the store.
+
+        Raises:
+            WeightStoreError, EngineError: as `serve`.
+        """
+        engine, folder = self.current
+        await engine.load(manifest.version, folder)
+        await prove(engine, manifest, self._tolerance)
+
+    def keep(self, versions: Iterable[int]) -> None:
+        """Remove what was fetched of all other versions."""
+        kept = {f"v{version:08d}" for version in versions}
+        for folder in self._cache.glob("v*"):
+            if folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    async def close(self) -> None:
+        """Close the engine."""
+        if self.engine is not None:
+            await self.engine.close()
 
 
 async def prove(engine: Engine, manifest: Manifest, tolerance: float) -> None:
@@ -83,14 +143,13 @@ class WeightFollower:
         distrusted: Versions that were loaded and could not be proven; tokens they sampled are no training material.
     """
 
-    def __init__(self, settings: Settings, store: Store, engine: Engine, cache: Path) -> None:
+    def __init__(self, settings: Settings, store: Store, server: Server) -> None:
         self.latest = 0
         self.manifest: Manifest | None = None
         self.faults: dict[int, str] = {}
         self.distrusted: set[int] = set()
         self._store_error = _NOTHING_PUBLISHED
-        self._store, self._engine, self._cache = store, engine, cache
-        self._tolerance = PROBE_TOLERANCE[settings.learner.precision]
+        self._store, self._server = store, server
         self._max_staleness, self._timeout_s = settings.loop.max_staleness, settings.weights.timeout_s
         self._poll_s = settings.weights.poll_s
         self._retry_at: dict[int, float] = {}
@@ -149,11 +208,10 @@ class WeightFollower:
             return swapped
 
     async def at_least(self, version: int, timeout_s: float) -> bool:
-        """Wait until `version` or a later one is served; false at the limit."""
+        """Wait until `version` or a later one is served; false at the limit. Something else calls `follow`."""
         deadline = time.monotonic() + timeout_s
         while self.serving < version and time.monotonic() < deadline:
-            if not await self.follow():
-                await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(self._poll_s)
         return self.serving >= version
 
     async def _swap(self, newer: list[int]) -> bool:
@@ -163,14 +221,14 @@ class WeightFollower:
         return False
 
     async def _serve(self, version: int) -> bool:
-        before = self._engine.weight_version
+        before = self._server.loaded
         try:
-            manifest = await serve_version(self._engine, self._store, version, self._cache, self._tolerance)
+            manifest = await self._server.serve(version)
         except STORE_ERRORS as error:
             BROKEN.inc()
             self.faults[version] = f"version {version} skipped: {error}"
             self._retry_at[version] = time.monotonic() + _RETRY_S
-            if self._engine.weight_version != before:
+            if self._server.loaded != before:
                 self.distrusted.add(version)
                 await self._go_back()
             return False
@@ -183,23 +241,19 @@ class WeightFollower:
         if manifest is None:
             return
         try:
-            self.manifest = await serve_version(
-                self._engine, self._store, manifest.version, self._cache, self._tolerance
-            )
+            await self._server.restore(manifest)
+            self.manifest = manifest
         except STORE_ERRORS as error:
             self.faults[manifest.version] = f"version {manifest.version} cannot be loaded again: {error}"
 
     def _accept(self, manifest: Manifest) -> None:
-        kept = {f"v{v:08d}" for v in (self.serving, manifest.version)}  # the one before, to go back to
+        self._server.keep([self.serving, manifest.version])  # the one before, to go back to
         self.manifest = manifest
         self.distrusted.discard(manifest.version)
         self.faults = {v: reason for v, reason in self.faults.items() if v > manifest.version}
         self._retry_at = {v: at for v, at in self._retry_at.items() if v > manifest.version}
         SERVING.set(manifest.version)
         SWAPS.inc()
-        for folder in self._cache.glob("v*"):
-            if folder.name not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
 
     def _fault(self) -> str:
         return self.faults[max(self.faults)] if self.faults else self._store_error or "the swap is still to come"

@@ -1,0 +1,60 @@
+"""What the control topic tells a rollout service: to pause, and which weight version to wait for."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from infra.kafka import Follower
+from schemas.errors import BrokerError
+from schemas.messages import Directive
+from schemas.settings import Kafka
+from schemas.topics import CONTROL
+
+
+class Directives(Protocol):
+    """A source of directives: `infra.kafka.Follower`."""
+
+    def poll(self) -> list[Directive]: ...
+    def close(self) -> None: ...
+
+
+class Orders:
+    """The latest word on each setting, from directives to `rollout` and `all`.
+
+    Attributes:
+        pause: Start no episodes.
+        min_weight_version: Episodes wait for this version.
+        directive_id: The directive that changed something last.
+    """
+
+    def __init__(self, connect: Callable[[], Directives]) -> None:
+        """`connect` may fail while Kafka is away; it is tried again at the next `poll`."""
+        self.pause, self.min_weight_version, self.directive_id = False, 0, ""
+        self._connect = connect
+        self._source: Directives | None = None
+
+    @classmethod
+    def of(cls, kafka: Kafka, client_id: str) -> "Orders":
+        """The orders on the control topic of `kafka`."""
+        return cls(lambda: Follower(kafka, CONTROL.name, Directive, client_id))
+
+    def poll(self) -> None:
+        """Take in what is new. Without an answer from Kafka the old orders stand."""
+        try:
+            self._source = self._source or self._connect()
+            for directive in self._source.poll():
+                self._obey(directive)
+        except BrokerError:
+            return
+
+    def close(self) -> None:
+        """Let go of the topic."""
+        if self._source is not None:
+            self._source.close()
+
+    def _obey(self, directive: Directive) -> None:
+        if directive.target not in ("rollout", "all"):
+            return
+        if directive.pause is not None:
+            self.pause, self.directive_id = directive.pause, directive.directive_id
+        if directive.min_weight_version is not None:
+            self.min_weight_version, self.directive_id = directive.min_weight_version, directive.directive_id

@@ -1,0 +1,163 @@
+"""Many episodes in flight, each on its own: none waits for another, and each leaves exactly one row."""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Collection
+from datetime import UTC, datetime
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from schemas.ids import trajectory_id
+from schemas.messages import Task
+from schemas.names import ErrorKind, Status, StopReason
+from schemas.trajectory import Trajectory
+
+EPISODES = Counter("lagoon_episodes", "Episodes that ended", ["status"])
+ACTION_TOKENS = Counter("lagoon_action_tokens", "Tokens sampled in episodes that ended")
+IN_FLIGHT = Gauge("lagoon_episodes_in_flight", "Episodes running or waiting for a place")
+TOOL_LATENCY = Histogram("lagoon_tool_turn_seconds", "Length of turns that called a tool", ["tool", "status"])
+
+Play = Callable[[Task, int], Awaitable[Trajectory]]
+"""(task, group_index) -> its trajectory. When it is cancelled it returns what there is, as a failed one."""
+
+
+class Rollouts:
+    """Runs the members of groups, `max_episodes` at a time.
+
+    `finished` is called once for every episode that began; `failed_in_a_row` counts engine failures since the last
+    episode without one.
+    """
+
+    def __init__(self, play: Play, finished: Callable[[Trajectory], None], max_episodes: int, producer: str) -> None:
+        self.failed_in_a_row = 0
+        self._play, self._finished, self._producer = play, finished, producer
+        self._max_episodes = max_episodes
+        self._places = asyncio.Semaphore(max_episodes)
+        self._members: set[asyncio.Task[None]] = set()
+        self._begun: set[asyncio.Task[None]] = set()
+        self._error: Exception | None = None
+
+    @property
+    def num_running(self) -> int:
+        """Episodes that run or wait for a place."""
+        return len(self._members)
+
+    @property
+    def room(self) -> int:
+        """Episodes that could begin at once."""
+        return max(0, self._max_episodes - len(self._members))
+
+    def start(self, task: Task) -> None:
+        """Begin every member of a group, as places become free."""
+        for index in range(task.group_size):
+            member = asyncio.create_task(self._member(task, index), name=f"{task.group_id}/{index}")
+            self._members.add(member)
+            member.add_done_callback(self._ended)
+        IN_FLIGHT.set(len(self._members))
+
+    async def drain(self, limit_s: float) -> int:
+        """Wait up to `limit_s` for the episodes that run, then stop them; each still leaves its row.
+
+        Members that had not begun are left to the lease of their task. Returns how many those were.
+        """
+        waiting = self._members - self._begun
+        for member in waiting:
+            member.cancel()
+        if self._begun:
+            await asyncio.wait(self._begun, timeout=limit_s)
+        for member in self._begun:
+            member.cancel()
+        await asyncio.gather(*self._members, return_exceptions=True)
+        self.check()
+        return len(waiting)
+
+    def check(self) -> None:
+        """Raise what `finished` raised, if it ever did: a finished episode could not be kept."""
+        if self._error is not None:
+            raise self._error
+
+    async def _member(self, task: Task, index: int) -> None:
+        async with self._places:
+            member = asyncio.current_task()
+            assert member is not None  # noqa: S101 - this is a coroutine of a task
+            self._begun.add(member)
+            try:
+                self._count(await self._episode(task, index))
+            finally:
+                self._begun.discard(member)
+
+    async def _episode(self, task: Task, index: int) -> Trajectory:
+        started_at = datetime.now(UTC)
+        try:
+            return await self._play(task, index)
+        except asyncio.CancelledError:
+            return self._lost(task, index, started_at, ErrorKind.SHUTDOWN, "the service was stopped")
+        except Exception as error:  # whatever broke: the episode leaves a row, and others go on
+            return self._lost(task, index, started_at, ErrorKind.ENVIRONMENT, f"{type(error).__name__}: {error}")
+
+    def _count(self, trajectory: Trajectory) -> None:
+        EPISODES.labels(trajectory.status).inc()
+        ACTION_TOKENS.inc(trajectory.num_generated_tokens)
+        for turn in trajectory.turns:
+            if turn.tool:
+                TOOL_LATENCY.labels(_bounded(turn.tool), turn.result_status).observe(turn.latency_s)
+        engine_failed = trajectory.error_kind == ErrorKind.ENGINE
+        self.failed_in_a_row = self.failed_in_a_row + 1 if engine_failed else 0
+        self._finished(trajectory)
+
+    def _ended(self, member: asyncio.Task[None]) -> None:
+        self._members.discard(member)
+        IN_FLIGHT.set(len(self._members))
+        if not member.cancelled() and (error := member.exception()) is not None:
+            self._error = error if isinstance(error, Exception) else RuntimeError(repr(error))
+
+    def _lost(self, task: Task, index: int, started_at: datetime, kind: ErrorKind, error: str) -> Trajectory:
+        """The row of an episode that could not make its own."""
+        return Trajectory(
+            trajectory_id=trajectory_id(),
+            group_id=task.group_id,
+            group_index=index,
+            group_size=task.group_size,
+            task_id=task.task_id,
+            task_family=task.family,
+            environment=task.environment,
+            attempt=task.attempt,
+            origin=task.origin,
+            producer=self._producer,
+            dispatch_weight_version=task.min_weight_version,
+            min_weight_version=task.min_weight_version,
+            max_weight_version=task.min_weight_version,
+            status=Status.FAILED,
+            stop_reason=StopReason.SHUTDOWN if kind == ErrorKind.SHUTDOWN else StopReason.ERROR,
+            error_kind=kind,
+            error=error[:2000],
+            started_at=started_at,
+            finished_at=datetime.now(UTC),
+        )
+
+
+def distrust(trajectory: Trajectory, versions: Collection[int]) -> Trajectory:
+    """`trajectory`, or a failed one without reward where a version that could not be proven sampled part of it."""
+    bad = sorted({s.version for s in trajectory.weight_version_spans} & set(versions))
+    if not bad:
+        return trajectory
+    return dataclasses.replace(
+        trajectory,
+        status=Status.FAILED,
+        stop_reason=StopReason.ERROR,
+        error_kind=ErrorKind.ENGINE,
+        error=f"partly sampled by weight versions {bad}, which could not be proven",
+        reward=None,
+    )
+
+
+_tools: set[str] = set()
+_MAX_TOOLS = 64
+
+
+def _bounded(tool: str) -> str:
+    """A label value; the agent writes these names, so only so many are told apart."""
+    if tool in _tools or len(_tools) < _MAX_TOOLS:
+        _tools.add(tool)
+        return tool
+    return "other"

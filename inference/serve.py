@@ -1,0 +1,69 @@
+"""The rollout service: `python -m inference.serve`."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Awaitable, Callable
+
+from inference.orders import Orders
+from inference.outbox import Outbox
+from inference.service import RolloutService
+from inference.tasks import ShareGroupTasks
+from infra.telemetry import INSTANCE_ENVIRONMENT, Stop, Telemetry, logger, main
+from schemas.errors import LagoonError
+from schemas.names import Service
+from schemas.settings import Settings
+
+_STOP_POLL_S = 0.1
+
+
+async def serve(service: RolloutService, stop: Stop) -> None:
+    """Roll out until `stop` is set; then finish what runs and send what is finished."""
+    try:
+        async with asyncio.TaskGroup() as verbs:
+            verbs.create_task(_repeat(service.follow_weights, stop))
+            verbs.create_task(_repeat(service.pull_tasks, stop))
+            verbs.create_task(_repeat(service.send_episodes, stop))
+            verbs.create_task(_repeat(service.report, stop))
+        await service.drain()
+    finally:
+        await service.close()
+
+
+async def _repeat(verb: Callable[[], Awaitable[None]], stop: Stop) -> None:
+    while not stop:
+        await verb()
+
+
+def open_outbox(settings: Settings, instance: str) -> Outbox:
+    """The outbox of this service.
+
+    A named instance (`$LAGOON_INSTANCE`) keeps its own. Without a name, the first that no process holds is taken, so
+    that what a killed predecessor left behind is sent.
+
+    Raises:
+        LagoonError: another process holds the outbox of this name.
+    """
+    root, max_bytes = settings.run.folder / "outbox", settings.rollout.outbox_bytes
+    if os.environ.get(INSTANCE_ENVIRONMENT):
+        return Outbox(root / instance, max_bytes)
+    for number in itertools.count():
+        try:
+            return Outbox(root / f"unnamed-{number}", max_bytes)
+        except LagoonError:
+            continue
+    raise AssertionError
+
+
+def run(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
+    """Put the service together and run it."""
+    log = logger(Service.ROLLOUT, telemetry.instance)
+    tasks = ShareGroupTasks(settings.kafka, telemetry.instance, log.warning)
+    orders = Orders.of(settings.kafka, telemetry.instance)
+    outbox = open_outbox(settings, telemetry.instance)
+    service = RolloutService(settings, telemetry, tasks, orders, outbox)
+    asyncio.run(serve(service, stop))
+
+
+if __name__ == "__main__":
+    main(Service.ROLLOUT, run)
