@@ -1,0 +1,167 @@
+"""Checkpoints: all that a learner needs to go on, made whole by a manifest that is written last.
+
+<root>/step-00000020-v00000003/    deepspeed/ (DeepSpeed), rng-*.pt, policy/ (Hugging Face folder), cursor.json
+<root>/step-00000020-v00000003/MANIFEST.json    state, and size and SHA-256 of every other file: written last
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from schemas.errors import LagoonError
+from schemas.messages import Manifest, Message, decode
+from trainers.stream import Cursor
+
+MANIFEST = "MANIFEST.json"
+CURSOR = "cursor.json"
+POLICY = "policy"
+
+
+class CheckpointError(LagoonError):
+    """A checkpoint that is altered or cut off: going on from it would lose or repeat training data."""
+
+
+class Incarnation(Message):
+    """One life of a learner, from its start or resume to its end."""
+
+    name: str
+    resumed_from_step: int
+    started_at: datetime
+
+
+class Stored(Message):
+    """A file of a checkpoint, by its path inside."""
+
+    path: str
+    num_bytes: int
+    sha256: str
+
+
+class State(Message):
+    """What a learner is at a step. `publication` is the weight version that this checkpoint makes visible, if any."""
+
+    step: int = 0
+    weight_version: int = 0
+    published_step: int = 0
+    incarnations: tuple[Incarnation, ...] = ()
+    mlflow_run: str | None = None
+    world_size: int = 1
+    publication: Manifest | None = None
+
+
+class Complete(Message):
+    """Content of a checkpoint's MANIFEST.json."""
+
+    state: State
+    files: tuple[Stored, ...]
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint whose files are what its manifest says."""
+
+    folder: Path
+    state: State
+    cursor: Cursor
+
+    @property
+    def policy(self) -> Path:
+        """Its weights, as a Hugging Face folder."""
+        return self.folder / POLICY
+
+
+class Checkpoints:
+    """The checkpoints of a run under `root`, of which the newest `keep` complete ones stay."""
+
+    def __init__(self, root: Path, keep: int, now: Callable[[], datetime]):
+        self._root, self._keep, self._now = root, keep, now
+
+    def begin(self, step: int, version: int) -> Path:
+        """An empty folder to write a checkpoint into; what an earlier try left there is removed."""
+        folder = self._root / f"step-{step:08d}-v{version:08d}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def complete(self, folder: Path, state: State, cursor: Cursor) -> Checkpoint:
+        """Make the checkpoint in `folder` whole, and remove what it makes superfluous."""
+        (folder / CURSOR).write_bytes(cursor.to_bytes())
+        files = tuple(_stored(folder, path) for path in sorted(_files(folder)))
+        body = Complete(state=state, files=files, created_at=self._now()).to_bytes()
+        temporary = folder / f".{MANIFEST}"
+        temporary.write_bytes(body)
+        _sync(temporary)
+        temporary.replace(folder / MANIFEST)
+        _sync(folder)
+        _sync(self._root)
+        self._remove_older(folder)
+        return Checkpoint(folder, state, cursor)
+
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest complete checkpoint, verified, and the names of the incomplete ones that are newer.
+
+        Raises:
+            CheckpointError: its manifest or one of its files is altered or cut off; names the file.
+        """
+        incomplete: list[str] = []
+        for folder in self._folders():
+            if (folder / MANIFEST).exists():
+                return _load(folder), incomplete
+            incomplete.append(folder.name)
+        return None, incomplete
+
+    def _folders(self) -> list[Path]:
+        """Newest first."""
+        return sorted((p for p in self._root.glob("step-*-v*") if p.is_dir()), reverse=True)
+
+    def _remove_older(self, newest: Path) -> None:
+        older = [p for p in self._folders() if p.name < newest.name]
+        complete = [p for p in older if (p / MANIFEST).exists()]
+        for folder in {*older} - {*complete[: self._keep - 1]}:
+            (folder / MANIFEST).unlink(missing_ok=True)  # first, so that a crash leaves an incomplete one, not a broken
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _load(folder: Path) -> Checkpoint:
+    try:
+        complete = decode(Complete, (folder / MANIFEST).read_bytes())
+    except LagoonError as error:
+        raise CheckpointError(f"{folder / MANIFEST} is damaged: {error}; {_MEND}") from error
+    for file in complete.files:
+        path = folder / file.path
+        found = _stored(folder, path) if path.is_file() else None
+        if found != file:
+            observed = f"{found.num_bytes} bytes, SHA-256 {found.sha256[:12]}" if found else "missing"
+            raise CheckpointError(
+                f"checkpoint file {path} is {observed}; its manifest says {file.num_bytes} bytes, {file.sha256[:12]}. "
+                + _MEND
+            )
+    return Checkpoint(folder, complete.state, decode(Cursor, (folder / CURSOR).read_bytes()))
+
+
+_MEND = "Restore it from a backup, or move the folder away to go on from the checkpoint before it"
+
+
+def _files(folder: Path) -> list[Path]:
+    return [p for p in folder.rglob("*") if p.is_file() and p.name not in {MANIFEST, f".{MANIFEST}"}]
+
+
+def _stored(folder: Path, path: Path) -> Stored:
+    _sync(path)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Stored(path=path.relative_to(folder).as_posix(), num_bytes=path.stat().st_size, sha256=digest)
+
+
+def _sync(path: Path) -> None:
+    """Survive a power cut, not only a kill."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,173 @@
+"""DeepSpeed around the policy: exact gradients of the global batch, whole weights, state on disk.
+
+Gradients are sums over the action tokens of all ranks and micro-batches, divided once by their number. DeepSpeed would
+divide again by the accumulation steps and by the ranks; `train_step` undoes both.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from schemas.errors import SettingsError
+from schemas.settings import Settings
+from trainers.batches import MicroBatch
+from trainers.metrics import COLUMNS, trajectory_sums
+from trainers.objectives import OBJECTIVES
+from trainers.policy import Scorer, load_policy
+from trainers.ranks import Ranks
+
+TAG = "deepspeed"
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Engine:
+    """The policy under DeepSpeed, on this rank. Every method is collective: all ranks call it alike."""
+
+    def __init__(self, settings: Settings, ranks: Ranks, policy: Path, reference: Path | None = None):
+        """Load `policy`, and `reference` where the objective has a KL term.
+
+        Raises:
+            SettingsError: a policy that cannot be loaded, or settings that leave nothing to learn from.
+        """
+        if settings.rollout.temperature == 0:
+            raise SettingsError("rollout.temperature is 0: greedy rollouts have no distribution to learn from")
+        learner = settings.learner
+        torch.set_num_threads(learner.threads)
+        torch.manual_seed(settings.run.seed)
+        self._ranks = ranks
+        self._stage = learner.zero_stage
+        self._objective = OBJECTIVES[learner.objective]
+        self._clips = {"clip": learner.clip, "clip_high": learner.clip_high or learner.clip, "kl": learner.kl}
+        self.parts = max(1, min(learner.micro_batches, settings.loop.batch_size // ranks.size))
+        self._reference = _frozen(reference, settings, ranks.device)
+        scorer = Scorer(load_policy(policy, _DTYPES[learner.precision]), settings.rollout.temperature)
+        self._deepspeed = _deepspeed()
+        config = deepspeed_config(settings, self.parts, ranks.size)
+        self._engine: Any = self._deepspeed.initialize(model=scorer, config=config, dist_init_required=False)[0]
+
+    @property
+    def model(self) -> Any:
+        """The Hugging Face model; under ZeRO 3 its parameters are partitioned."""
+        return self._engine.module.model
+
+    def train_step(
+        self, batches: Iterable[MicroBatch], num_rows: int, num_tokens: int, learning_rate: float
+    ) -> tuple[NDArray[np.float64], float]:
+        """One optimizer step on this rank's `parts` micro-batches of a global batch.
+
+        Args:
+            batches: their `rows` are places in the global batch.
+            num_rows: rows of the global batch.
+            num_tokens: action tokens of the global batch; the one divisor of the loss.
+            learning_rate: of this step.
+
+        Returns:
+            Sums [num_rows, len(COLUMNS)] of all ranks' trajectories, and the gradient norm before clipping.
+        """
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm, sums = 0.0, torch.zeros(num_rows, len(COLUMNS), dtype=torch.float64, device=self._ranks.device)
+        scale = self._ranks.size / max(num_tokens, 1)  # DeepSpeed averages over ranks; the loss is a sum over them
+        for batch in batches:
+            loss, sums[batch.rows] = self._score(batch.to(self._ranks.device))
+            self._engine.backward(loss * scale, scale_wrt_gas=False)
+            norm = self._plain_norm()
+            self._engine.step()
+        summed = self._ranks.add(sums)  # each row is one rank's alone
+        return summed.cpu().numpy(), float(self._engine.get_global_grad_norm() or norm)
+
+    def logprobs(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+        """Logprobs of `token_ids` but the first, with the weights as they are now."""
+        ids = torch.tensor([token_ids], device=self._ranks.device)
+        with torch.no_grad():
+            return tuple(self._engine(ids, torch.ones_like(ids[:, 1:], dtype=torch.bool)).tolist())
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The whole weights of the Hugging Face model."""
+        if self._stage < 3:
+            return self.model.state_dict()
+        with self._deepspeed.zero.GatheredParameters(list(self.model.parameters())):
+            return {name: x.detach().cpu().clone() for name, x in self.model.state_dict().items()}
+
+    def save(self, folder: Path) -> None:
+        """Write DeepSpeed's state and this rank's random state into `folder`."""
+        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
+        torch.save(torch.get_rng_state(), _rng(folder, self._ranks.rank))
+        self._ranks.barrier()
+
+    def restore(self, folder: Path, world_size: int) -> bool:
+        """Take up what `save` wrote with `world_size` ranks.
+
+        Returns:
+            False where the number of ranks has changed under ZeRO: its optimizer moments then start anew.
+        """
+        whole = world_size == self._ranks.size or self._stage == 0
+        self._engine.load_checkpoint(str(folder), tag=TAG, load_optimizer_states=whole, load_lr_scheduler_states=False)
+        if (rng := _rng(folder, self._ranks.rank)).exists():
+            torch.set_rng_state(torch.load(rng, weights_only=True))
+        return whole
+
+    def close(self) -> None:
+        """Let go of DeepSpeed's hooks and buffers."""
+        self._engine.destroy()
+
+    def _score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Loss summed over the action tokens, and the sums [b, len(COLUMNS)] of the batch's rows."""
+        logprobs = self._engine(batch.token_ids, batch.action_mask)
+        with torch.no_grad():
+            ref = self._reference(batch.token_ids, batch.action_mask) if self._reference is not None else None
+        terms = self._objective(logprobs, batch.behavior_logprobs, batch.advantages, ref, **self._clips)
+        rows = len(batch.rows)
+        return terms.loss.sum(), trajectory_sums(terms, logprobs, batch.behavior_logprobs, batch.owners, rows)
+
+    def _plain_norm(self) -> float:
+        """The gradient norm at the last micro-batch without ZeRO, where DeepSpeed clips but keeps no norm."""
+        if self._stage or not self._engine.is_gradient_accumulation_boundary():
+            return 0.0
+        return float(nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]))
+
+
+def deepspeed_config(settings: Settings, parts: int, world_size: int) -> dict[str, Any]:
+    """The JSON configuration of DeepSpeed: what Lagoon owns, and `learner.deepspeed` passed through.
+
+    Batch sizes count micro-batches, whose rows vary: DeepSpeed uses them only to know when to step.
+    """
+    learner = settings.learner
+    optimizer = {"lr": learner.learning_rate, "betas": [0.9, 0.95], "weight_decay": 0.0, "torch_adam": True}
+    owned: dict[str, Any] = {
+        "train_batch_size": parts * world_size,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": parts,
+        "gradient_clipping": learner.max_grad_norm,
+        "optimizer": {"type": "AdamW", "params": optimizer},
+        "zero_optimization": {"stage": learner.zero_stage},
+        "bf16": {"enabled": learner.precision == "bf16"},
+    }
+    return {"steps_per_print": 1_000_000_000} | learner.deepspeed | owned
+
+
+def _deepspeed() -> Any:
+    """The module, imported late: it takes seconds, and only learners need it."""
+    import deepspeed  # noqa: PLC0415
+
+    if not torch.cuda.is_available():
+        # gloo does the CPU's collectives; the shared-memory op would need a compiler, and 30 s, at the first start
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def _frozen(folder: Path | None, settings: Settings, device: torch.device) -> Scorer | None:
+    """The reference policy, or None where no KL is asked for."""
+    if folder is None or settings.learner.kl == 0:
+        return None
+    model = load_policy(folder, _DTYPES[settings.learner.precision])
+    return Scorer(model, settings.rollout.temperature).to(device).eval().requires_grad_(False)
+
+
+def _rng(folder: Path, rank: int) -> Path:
+    return folder / f"rng-{rank:05d}.pt"

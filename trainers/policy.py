@@ -1,0 +1,117 @@
+"""The policy: a causal language model in a Hugging Face folder, and the logprobs that it gives to tokens."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from schemas.errors import SettingsError
+from schemas.settings import Policy
+
+INITIALIZER_RANGE = 0.06
+"""Of the tiny Llama: at the usual 0.02 a model this small learns far less in the same steps."""
+
+_PLAIN_HEADS = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Architectures whose logits are the output head's product with the last hidden state, with nothing in between."""
+
+_WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".pt")
+_KEPT = (".json", ".jinja", ".txt")
+
+
+class Scorer(nn.Module):
+    """Logprobs of chosen tokens under the distribution that the engine samples from, softmax(logits / temperature)."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float = 1.0):
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self._plain = model.config.model_type in _PLAIN_HEADS
+
+    def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
+        """Logprobs float32 [n] of the tokens `token_ids[:, 1:][mask]`.
+
+        `token_ids` [b, t] is right-padded: under the causal mask padding changes nothing. `mask` is bool [b, t-1]:
+        position j stands for token j + 1, which the logits of token j predict. Logits are only made where the mask is.
+        """
+        targets = token_ids[:, 1:][mask]
+        if self._plain:
+            hidden = self.model.get_decoder()(input_ids=token_ids[:, :-1], use_cache=False).last_hidden_state
+            logits = cast(nn.Module, self.model.get_output_embeddings())(hidden[mask])
+        else:
+            logits = self.model(input_ids=token_ids[:, :-1], use_cache=False).logits[mask]
+        scaled = logits.float() / self.temperature
+        return -nn.functional.cross_entropy(scaled, targets, reduction="none")
+
+
+def tiny_llama(policy: Policy, vocabulary: int, stop_id: int, pad_id: int, seed: int) -> LlamaForCausalLM:
+    """A Llama of a few hundred thousand parameters: heads of 32, untied embeddings, random weights from `seed`.
+
+    Raises:
+        SettingsError: `policy.hidden` is not a multiple of 32.
+    """
+    if policy.hidden % 32:
+        raise SettingsError(f"policy.hidden {policy.hidden} is not a multiple of 32, the size of a head")
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=policy.hidden,
+        num_attention_heads=policy.hidden // 32,
+        num_key_value_heads=policy.hidden // 32,
+        head_dim=32,
+        intermediate_size=policy.intermediate,
+        num_hidden_layers=policy.layers,
+        max_position_embeddings=policy.max_positions,
+        initializer_range=INITIALIZER_RANGE,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        bos_token_id=pad_id,
+        eos_token_id=stop_id,
+        pad_token_id=pad_id,
+    )
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(config)
+
+
+def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model in a Hugging Face folder.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    if not (folder / "config.json").exists():
+        raise SettingsError(
+            f"no policy in {folder}; expected a Hugging Face folder. Set policy.path, or make one with "
+            "`python -m inference.demonstrate` and `python -m trainers.warm_start`"
+        )
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot load the policy in {folder}: {error}") from error
+
+
+def export(model: PreTrainedModel, tensors: Mapping[str, Tensor], source: Path, into: Path) -> None:
+    """Write `tensors` and `model`'s configuration to folder `into`, with tokenizer and templates of `source`."""
+    into.mkdir(parents=True, exist_ok=True)
+    for file in sorted(source.iterdir()):
+        if file.name.endswith(_KEPT) and not file.name.endswith(_WEIGHTS) and file.name != "MANIFEST.json":
+            shutil.copyfile(file, into / file.name)
+    model.config.save_pretrained(into)
+    save_file(_contiguous(model, tensors), into / "model.safetensors", {"format": "pt"})
+
+
+def save_policy(model: PreTrainedModel, source: Path, into: Path, stop_id: int, pad_id: int) -> None:
+    """Write a new policy as a Hugging Face folder, with the tokenizer files of `source`."""
+    export(model, model.state_dict(), source, into)
+    GenerationConfig(eos_token_id=stop_id, pad_token_id=pad_id, do_sample=True).save_pretrained(into)
+
+
+def _contiguous(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors as a file can hold them: whole, on the CPU, a tied head left out (it is made from the embedding)."""
+    tied = {"lm_head.weight"} if getattr(model.config, "tie_word_embeddings", False) else set[str]()
+    return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items() if name not in tied}
+
+

@@ -1,0 +1,118 @@
+"""Publishing: weights of a complete checkpoint to the store, then the news to Kafka and MLflow."""
+
+from pathlib import Path
+
+from infra.kafka import Producer
+from infra.telemetry import logger
+from infra.tracking import Tracking
+from infra.weights import WeightStore, describe
+from infra.weights import fingerprint_file as fingerprint
+from schemas.errors import BrokerError, WeightStoreError
+from schemas.messages import Manifest, Probe, WeightSummary
+from schemas.settings import Learner
+from schemas.topics import WEIGHTS
+from trainers.checkpoint import Checkpoint, State
+
+
+def sync_interval(learner: Learner, step: int) -> int:
+    """Steps between publications at `step`: from `sync_interval_start` to `sync_interval` over `sync_anneal_steps`."""
+    progress = min(1.0, step / learner.sync_anneal_steps)
+    return round(learner.sync_interval_start + (learner.sync_interval - learner.sync_interval_start) * progress)
+
+
+def is_due(learner: Learner, step: int, published_step: int) -> bool:
+    """Whether the weights after `step` are to be published: the interval is over, or training is."""
+    return step - published_step >= sync_interval(learner, step) or step >= learner.num_train_steps
+
+
+def manifest(folder: Path, state: State, version: int, delta_version: int, probe: Probe, checkpoint: str) -> Manifest:
+    """The manifest of the weights in `folder`, to be published as `version`."""
+    return Manifest(
+        version=version,
+        parent=version - 1 or None,
+        files=describe(folder),
+        fingerprint=fingerprint(folder / "model.safetensors"),
+        probe=probe,
+        train_step=state.step,
+        delta_version=delta_version if delta_version >= 0 else None,
+        mlflow_run=state.mlflow_run,
+        checkpoint=checkpoint,
+        created_at=state.incarnations[-1].started_at,
+    )
+
+
+def check_order(state: State | None, newest: int) -> None:
+    """Refuse to train beside a weight store that is not what the checkpoints made.
+
+    A version is published after its checkpoint, so the store is never ahead; behind by one only where a crash came
+    between the two.
+
+    Raises:
+        WeightStoreError: the store is ahead of the newest checkpoint, or has lost versions.
+    """
+    version = state.weight_version if state else 0
+    pending = state is not None and state.publication is not None
+    if newest > version:
+        raise WeightStoreError(
+            f"the weight store has version {newest}, the newest checkpoint made version {version}: checkpoints come "
+            "first, so some are gone, or another learner writes here. Restore the run's checkpoints folder, or start a "
+            "new run under another run.name"
+        )
+    if newest < version - (1 if pending else 0):
+        raise WeightStoreError(
+            f"the weight store has version {newest}, the newest checkpoint made version {version}: versions are gone "
+            "from the store. Restore them, or start a new run under another run.name"
+        )
+
+
+class Publisher:
+    """Publishes checkpoints and tells the others; what Kafka has not taken is told again."""
+
+    def __init__(self, store: WeightStore, producer: Producer, tracking: Tracking):
+        self._store, self._producer, self._tracking = store, producer, tracking
+        self._untold: list[WeightSummary] = []
+        self._log = logger("learner")
+
+    def publish(self, checkpoint: Checkpoint) -> None:
+        """Make the version of `checkpoint` visible; a no-op where it has been, but for telling again.
+
+        Raises:
+            WeightStoreError: the version exists with other content.
+        """
+        published = checkpoint.state.publication
+        if published is None:
+            return
+        new = self._store.publish(checkpoint.policy, published)
+        self._untold.append(_summary(published))
+        self.tell()
+        lineage = {"fingerprint": published.fingerprint, "train_step": str(published.train_step)}
+        lineage |= {"delta_version": str(published.delta_version), "parent": str(published.parent)}
+        self._tracking.weight_version(published.version, self._store.version_uri(published.version), lineage)
+        self._tracking.alias("latest", published.version)
+        self._log.info("published", version=published.version, step=published.train_step, new=new)
+
+    def tell(self) -> None:
+        """Send news that Kafka has not taken yet; the store is the truth, so this may be late."""
+        untold, self._untold = self._untold, []
+        for summary in untold:
+            self._send(summary)
+
+    def _send(self, summary: WeightSummary) -> None:
+        def delivered(error: BrokerError | None) -> None:
+            if error is not None:
+                self._untold.append(summary)
+
+        self._producer.send(WEIGHTS.name, str(summary.version), summary.to_bytes(), on_delivery=delivered)
+
+
+def _summary(published: Manifest) -> WeightSummary:
+    return WeightSummary(
+        version=published.version,
+        parent=published.parent,
+        kind=published.kind,
+        fingerprint=published.fingerprint,
+        num_bytes=sum(file.num_bytes for file in published.files),
+        train_step=published.train_step,
+        mlflow_run=published.mlflow_run,
+        created_at=published.created_at,
+    )

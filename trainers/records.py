@@ -1,0 +1,94 @@
+"""The rows that explain a step: `train_steps` and `train_samples`."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.tables import TRAIN_SAMPLES
+from trainers.checkpoint import Incarnation
+from trainers.credit import Floats
+from trainers.directives import Orders
+from trainers.metrics import StepMetrics, TrajectoryMetrics
+from trainers.stream import Batch, summary
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step was: its number, the version it started from, and the batch with its advantages [n]."""
+
+    number: int
+    weight_version: int
+    published_version: int | None
+    learning_rate: float
+    orders: Orders
+    batch: Batch
+    advantages: Floats
+    wait_s: float
+
+
+def step_row(
+    step: Step, metrics: StepMetrics, num_tokens: int, grad_norm: float, busy_s: float, finished_at: datetime
+) -> dict[str, Any]:
+    """The figures of `step` that its row and MLflow share."""
+    return {
+        "step": step.number,
+        "weight_version": step.weight_version,
+        "published_version": step.published_version,
+        "delta_version": step.batch.delta_version,
+        "num_trajectories": step.batch.rows.num_rows,
+        "num_tokens": num_tokens,
+        **metrics.as_dict(),
+        "grad_norm": grad_norm,
+        "learning_rate": step.learning_rate,
+        "learning_rate_scale": step.orders.learning_rate_scale,
+        **summary(step.batch, step.weight_version),
+        "wait_s": step.wait_s,
+        "busy_s": busy_s,
+        "directive_id": step.orders.directive_id,
+        "finished_at": finished_at,
+    }
+
+
+def lineage(incarnation: Incarnation, objective: str, mlflow_run: str | None) -> dict[str, Any]:
+    """The columns of a step's row that are the same for all steps of an incarnation."""
+    return {
+        "incarnation": incarnation.name,
+        "resumed_from_step": incarnation.resumed_from_step,
+        "incarnation_at": incarnation.started_at,
+        "objective": objective,
+        "mlflow_run": mlflow_run,
+    }
+
+
+def sample_rows(step: Step, incarnation: str, metrics: TrajectoryMetrics) -> pa.Table:
+    """One row per trajectory of `step`."""
+    rows, count = step.batch.rows, step.batch.rows.num_rows
+    versions = rows["min_weight_version"]
+    columns: dict[str, Any] = {
+        "step": np.full(count, step.number),
+        "incarnation": [incarnation] * count,
+        "trajectory_id": rows["trajectory_id"],
+        "group_id": rows["group_id"],
+        "min_weight_version": versions,
+        "staleness": pc.subtract(pa.scalar(step.weight_version), versions),
+        "use": step.batch.uses,
+        "reward": rows["reward"],
+        "advantage": step.advantages,
+        "weight": metrics.weight,
+        "importance_ratio_mean": metrics.importance_ratio_mean,
+        "importance_ratio_max": metrics.importance_ratio_max,
+        "clip_ratio": metrics.clip_ratio,
+        "num_tokens": pc.list_value_length(rows["token_ids"]),
+        "num_generated_tokens": metrics.num_tokens,
+        "delta_version": step.batch.delta_versions,
+    }
+    arrays = [_array(columns[f.name], f.type) for f in TRAIN_SAMPLES.schema]
+    return pa.Table.from_arrays(arrays, schema=TRAIN_SAMPLES.delta_schema)
+
+
+def _array(values: Any, type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    return values.cast(type_) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, type_)
