@@ -1,0 +1,159 @@
+"""Trajectories become experience: decoded, validated, grouped, judged, and every decision written down.
+
+python -m flows.curate [--config FILE ...] [--section.key=value ...]
+python -m bytewax.run flows.curate -r RECOVERY_FOLDER -s 1 -b 10
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import bytewax.operators as op
+import pyarrow as pa
+from bytewax.dataflow import Dataflow
+from bytewax.inputs import Source
+from bytewax.operators import StatefulBatchLogic
+
+from flows.connectors.delta_sink import DeltaSink, lake_output
+from flows.connectors.epochs import Flag
+from flows.connectors.items import Hole, Raw, Tick
+from flows.connectors.kafka_sink import KafkaSink, kafka_output
+from flows.connectors.kafka_source import MergeSource
+from flows.connectors.refetch import Refetch
+from flows.run import run
+from flows.steps.chunk import Chunk
+from flows.steps.decode import Sequences, decode
+from flows.steps.ledger import Rows
+from flows.steps.payloads import PayloadReader
+from flows.steps.route import shards
+from flows.steps.shard import Shard
+from flows.steps.state import State
+from flows.steps.validate import validate
+from infra.kafka import ensure_topics
+from infra.lake import Lake
+from infra.telemetry import Stop, Telemetry, main
+from schemas.ids import shard_key
+from schemas.messages import BufferReport, Message
+from schemas.names import Service
+from schemas.settings import Settings, current
+from schemas.tables import DEAD_LETTERS, EXPERIENCE, GROUPS, LEDGER, TASK_DIFFICULTY
+from schemas.topics import BUFFER, CONTROL, TRAJECTORIES, WEIGHTS
+
+Routed = tuple[int, Raw | Hole]
+
+TABLES = (EXPERIENCE.name, LEDGER.name, GROUPS.name, TASK_DIFFICULTY.name, DEAD_LETTERS.name)
+
+
+class Decode(StatefulBatchLogic[Routed, Chunk, Sequences]):
+    """Messages of a shard become one chunk a call. State: the last sequence number of each outbox."""
+
+    def __init__(self, sequences: Sequences | None) -> None:
+        self._sequences: Sequences = dict(sequences or {})
+
+    def on_batch(self, values: list[Routed]) -> tuple[list[Chunk], bool]:
+        """One chunk."""
+        return [decode(values[0][0], [item for _, item in values], self._sequences)], self.RETAIN
+
+    def snapshot(self) -> Sequences:
+        """A copy."""
+        return dict(self._sequences)
+
+
+class Curate(StatefulBatchLogic[Chunk, Rows | BufferReport, bytes]):
+    """Chunks become decisions. State: `State`, pickled here, for Bytewax pickles when it may have moved on."""
+
+    def __init__(self, settings: Settings, reader: PayloadReader, state: bytes | None) -> None:
+        self._shard = Shard(settings, reader, State.from_bytes(state) if state else None)
+
+    def on_batch(self, values: list[Chunk]) -> tuple[list[Rows | BufferReport], bool]:
+        """What follows from the chunks, in order."""
+        return [item for chunk in values for item in self._shard.curate(chunk)], self.RETAIN
+
+    def snapshot(self) -> bytes:
+        """The state as bytes."""
+        return self._shard.state.to_bytes()
+
+
+def build(
+    source: Source[Any],
+    sink: Callable[[str], DeltaSink],
+    reports: KafkaSink,
+    reader: PayloadReader,
+    settings: Settings,
+) -> Dataflow:
+    """The flow from `source` (one order in each lane) to one `sink(table)` for each of TABLES, and to `reports`."""
+    to_shards = partial(route, num_partitions=settings.kafka.partitions)
+    check = partial(validate, families=settings.families)
+
+    flow = Dataflow("curate")
+    items = op.input("read", flow, source)  # Raw | Hole | Tick
+    routed = op.flat_map("route", items, to_shards)  # (shard key, (shard, Raw | Hole))
+    chunks = op.stateful_batch("decode", routed, Decode)  # (shard key, Chunk): all rows of a call in one batch
+    checked = op.map_value("validate", chunks, check)  # (shard key, Chunk), with the faults of each row
+    decided = op.stateful_batch(
+        "curate", checked, partial(Curate, settings, reader)
+    )  # (shard key, Rows | BufferReport)
+    for table in TABLES:
+        rows = op.filter_map_value(f"select_{table}", decided, partial(of_table, table))  # (shard key, RecordBatch)
+        lake_output(f"write_{table}", rows, items, sink(table))
+    told = op.filter_map_value("select_reports", decided, report_in)  # (shard key, BufferReport)
+    kafka_output("report", told, reports)
+    return flow
+
+
+def route(item: Raw | Hole | Tick, num_partitions: int) -> list[tuple[str, Routed]]:
+    """`item` for each shard that is to see it. Bytes cross between workers, not batches: those pickle slowly."""
+    if isinstance(item, Tick):
+        return []
+    return [(shard_key(shard), (shard, item)) for shard in shards(item, num_partitions)]
+
+
+def of_table(table: str, item: Rows | BufferReport) -> pa.RecordBatch | None:
+    """The batch in `item`, if it is for `table`."""
+    return item.batch if isinstance(item, Rows) and item.table == table else None
+
+
+def report_in(item: Rows | BufferReport) -> Message | bytes | None:
+    """The report in `item`, if it is one."""
+    return item if isinstance(item, BufferReport) else None
+
+
+def flow_for(settings: Settings, stop: Flag | None = None, stop_at_end: bool = False) -> Dataflow:
+    """The flow as `settings` say; nothing is opened before it runs."""
+    source = MergeSource(
+        settings.kafka,
+        TRAJECTORIES.name,
+        (WEIGHTS.name, CONTROL.name),
+        epoch_bytes=settings.curate.epoch_bytes,
+        skip_expired=settings.curate.skip_expired_offsets,
+        client_id=Service.CURATE,
+        stop_at_end=stop_at_end,
+        stop=stop,
+    )
+    lake, parts = Lake.of(settings), settings.lake.sink_partitions
+    return build(
+        source,
+        lambda table: DeltaSink(lake, table, Service.CURATE, parts),
+        KafkaSink(settings.kafka, BUFFER.name, Service.CURATE),
+        Refetch(settings.kafka, TRAJECTORIES.name, f"{Service.CURATE}-refetch"),
+        settings,
+    )
+
+
+@cache
+def __getattr__(name: str) -> Dataflow:
+    """`flow`, for `python -m bytewax.run flows.curate`: the flow of the current run."""
+    if name == "flow":
+        return flow_for(current())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def serve(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
+    """Run the flow until `stop` is set."""
+    ensure_topics(settings.kafka, settings.kafka.timeout_s)
+    Lake.of(settings).ensure()
+    run(flow_for(settings, stop), Service.CURATE, settings, telemetry, stop)
+
+
+if __name__ == "__main__":
+    main(Service.CURATE, serve)

@@ -1,0 +1,50 @@
+"""What a shard decides in one call, gathered and turned into one batch for each table."""
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from flows.steps import ledger, payloads
+from flows.steps.chunk import Chunk
+from flows.steps.ledger import Admission, Closing, Decision, Estimate, Rows
+from flows.steps.member import Coordinates
+from schemas.messages import BufferReport
+from schemas.tables import DEAD_LETTERS, EXPERIENCE, GROUPS, LEDGER, TASK_DIFFICULTY
+
+
+@dataclass(slots=True)
+class Output:
+    """Decisions and their companions, in the order in which they were made.
+
+    `kept` holds the messages of those `admissions` that did not come with the chunk at hand.
+    """
+
+    decisions: list[Decision] = field(default_factory=list)
+    closings: list[Closing] = field(default_factory=list)
+    estimates: list[Estimate] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    kept: dict[Coordinates, pa.RecordBatch] = field(default_factory=dict)
+    reports: list[BufferReport] = field(default_factory=list)
+
+    def items(self, chunk: Chunk) -> list[Rows | BufferReport]:
+        """One batch for each table, and the reports."""
+        rows = [Rows(DEAD_LETTERS.name, letter) for letter in chunk.dead_letters]
+        if self.decisions:
+            rows.append(Rows(LEDGER.name, ledger.ledger(self.decisions)))
+        if self.closings:
+            rows.append(Rows(GROUPS.name, ledger.groups(self.closings)))
+        if self.estimates:
+            rows.append(Rows(TASK_DIFFICULTY.name, ledger.task_difficulty(self.estimates)))
+        return [*rows, *self._experience(chunk), *self.reports]
+
+    def _experience(self, chunk: Chunk) -> list[Rows]:
+        here = [a for a in self.admissions if a.member.place not in self.kept]
+        before = [a for a in self.admissions if a.member.place in self.kept]
+        batches: list[pa.RecordBatch] = []
+        if here:
+            payload = payloads.take(chunk, [a.member for a in here])
+            batches.append(ledger.experience(payload, here))
+        if before:
+            payload = payloads.take_kept(self.kept, [a.member for a in before])
+            batches.append(ledger.experience(payload, before))
+        return [Rows(EXPERIENCE.name, batch) for batch in batches]

@@ -1,0 +1,271 @@
+"""A shard at work: notes and packs in the order of the log become decisions.
+
+Every decision depends on the messages before it and on nothing else: time is the broker's timestamp of the message at
+hand. How many messages come in one call changes only how many batches carry the rows.
+"""
+
+from flows.steps import difficulty, eviction, groups
+from flows.steps.admission import from_the_future, too_old, version_at
+from flows.steps.chunk import Chunk, Note, Pack
+from flows.steps.difficulty import Posterior
+from flows.steps.groups import ClosedGroup, OpenGroup, Stats
+from flows.steps.ledger import Admission, Closing, Decision, Estimate, Rows
+from flows.steps.member import Member, cleaned, members
+from flows.steps.output import Output
+from flows.steps.payloads import PayloadReader, Payloads
+from flows.steps.report import report
+from flows.steps.state import State, each_id
+from flows.steps.validate import RULES, takes_a_place
+from schemas.messages import BufferReport, Directive, WeightSummary
+from schemas.messages import ClosedGroup as ClosedGroupMessage
+from schemas.names import Event, Origin
+from schemas.settings import Settings
+
+
+class Shard:
+    """Curates one shard. `state` is all that it knows; the payload cache can be lost at any time."""
+
+    def __init__(self, settings: Settings, reader: PayloadReader, state: State | None = None) -> None:
+        self.state = state or State()
+        self._loop, self._curate, self._dispatch = settings.loop, settings.curate, settings.dispatch
+        self._capacity = eviction.capacity_of_a_shard(settings.curate.capacity)
+        self._policy = eviction.POLICIES[settings.curate.eviction]
+        self._payloads = Payloads(reader)
+        self._known = self.state.known_ids()
+        self._out = Output()
+        self._here: set[tuple[int, int]] = set()
+
+    def curate(self, chunk: Chunk) -> list[Rows | BufferReport]:
+        """What follows from `chunk`: rows of the lake's tables, and a report at every clock message that finds news."""
+        self._out = Output()
+        self._here = {(e.partition, e.offset) for e in chunk.events if isinstance(e, Pack)}
+        everyone, faults = members(chunk), chunk.faults.tolist()
+        for event in chunk.events:
+            self._pass_time(event.at_ms)
+            if isinstance(event, Pack):
+                part = slice(event.start, event.stop)
+                self._take_pack(event, everyone[part], faults[part])
+            else:
+                self._obey(event, chunk.shard)
+        return self._out.items(chunk)
+
+    # time, weights, directives
+
+    def _pass_time(self, at_ms: int) -> None:
+        self.state.now_ms = max(self.state.now_ms, at_ms)
+        limit_ms = self.state.now_ms - self._curate.group_timeout_s * 1000
+        while self.state.open:
+            group = next(iter(self.state.open.values()))
+            if group.opened_ms > limit_ms:
+                return
+            self._close(group, "timeout")
+
+    def _obey(self, note: Note, shard: int) -> None:
+        if isinstance(note.message, WeightSummary):
+            self.state.learner_version = max(self.state.learner_version, note.message.version)
+            self._expire()
+        elif note.message.target == "clock":
+            self._report(shard)
+        elif note.message.target in {"curate", "all"}:
+            self._follow(note.message)
+
+    def _follow(self, directive: Directive) -> None:
+        self.state.directive_id = directive.directive_id
+        if directive.bucket_weights is not None:
+            self.state.bucket_weights = directive.bucket_weights
+        if directive.min_weight_version is not None:
+            self.state.min_weight_version = directive.min_weight_version
+            self._expire()
+
+    def _expire(self) -> None:
+        state = self.state
+        by_staleness = state.learner_version - self._loop.max_staleness
+        for member in state.live.expire(max(by_staleness, state.min_weight_version)):
+            self._decide(member, Event.EXPIRED, self._too_old(member))
+        state.live.forget(by_staleness // self._loop.bucket_width)
+
+    def _report(self, shard: int) -> None:
+        news = report(shard, self.state)
+        if news:
+            self._out.reports.append(news)
+
+    # one trajectory
+
+    def _take_pack(self, pack: Pack, pack_members: list[Member], faults: list[int]) -> None:
+        if pack.redelivered:
+            for member, fault in zip(pack_members, faults, strict=True):
+                self._decide(cleaned(member) if fault else member, Event.REDELIVERED, "its outbox sent it before")
+            return
+        for member, fault in zip(pack_members, faults, strict=True):
+            self._take(member, fault)
+        touched = {member.group_id for member in pack_members}
+        if any(group in self.state.open for group in touched):
+            self._payloads.keep(pack)
+
+    def _take(self, member: Member, fault: int) -> None:
+        if fault and not takes_a_place(fault):
+            self._decide(cleaned(member), Event.INVALID, RULES[fault - 1].reason)
+            return
+        group = self.state.open.get(member.group_id) or self.state.closed.get(member.group_id)
+        if group and not groups.same_group(member, group):
+            self._decide(cleaned(member), Event.INVALID, "differs from its group in task, group_size or origin")
+            return
+        invalid = RULES[fault - 1].reason if fault else self._from_the_future(member)
+        duplicate = self._duplicate(member, group)
+        if duplicate:
+            self._decide(cleaned(member), *((Event.INVALID, invalid) if invalid else (Event.DUPLICATE, duplicate)))
+        elif isinstance(group, ClosedGroup):
+            self._take_late(member, group, invalid)
+        else:
+            self._take_in_time(member, group or self._open(member), invalid)
+
+    def _take_in_time(self, member: Member, group: OpenGroup, invalid: str | None) -> None:
+        self._known.add(member.id_bytes)
+        group.take(member)
+        old = self._too_old(member)
+        if invalid:
+            self._decide(cleaned(member), Event.INVALID, invalid)
+        else:
+            group.vote(member)
+            if old:
+                self._decide(member, Event.STALE, old)
+            elif member.reward is None:
+                self._decide(member, Event.NO_SIGNAL, f"no reward: {member.error_kind} failed")
+            else:
+                group.pending.append(member)
+        if group.complete:
+            self._close(group, "complete")
+
+    def _take_late(self, member: Member, group: ClosedGroup, invalid: str | None) -> None:
+        self._known.add(member.id_bytes)
+        self.state.closed[member.group_id] = group.with_late(member)
+        if invalid:
+            self._decide(cleaned(member), Event.INVALID, invalid)
+        elif old := self._too_old(member):
+            self._decide(member, Event.STALE, old)
+        elif member.reward is None:
+            self._decide(member, Event.NO_SIGNAL, f"no reward: {member.error_kind} failed")
+        elif why := group.stats.no_signal:
+            self._decide(member, Event.NO_SIGNAL, f"came after the close; {why}")
+        else:
+            self._admit([member], group.stats)
+
+    def _duplicate(self, member: Member, group: OpenGroup | ClosedGroup | None) -> str | None:
+        if member.id_bytes in self._known:
+            return "trajectory_id is known"
+        if group and group.places >> member.group_index & 1:
+            return f"member {member.group_index} of its group has come before"
+        if member.origin == Origin.IMPORT and member.content_hash and self.state.imported_before(member.content_hash):
+            return "an import of this content is known"
+        return None
+
+    # groups
+
+    def _open(self, member: Member) -> OpenGroup:
+        group = OpenGroup.of(member, self.state.now_ms)
+        self.state.open[member.group_id] = group
+        return group
+
+    def _close(self, group: OpenGroup, closed_by: str) -> None:
+        state = self.state
+        del state.open[group.group_id]
+        closed = groups.close(group, state.now_ms, self._loop.success_reward)
+        state.closed[group.group_id] = closed
+        self._forget_groups()
+        self._learn_difficulty(group, closed.stats)
+        self._out.closings.append(Closing(group, closed.stats, closed_by, state.learner_version, state.now_ms))
+        state.tally.close(
+            ClosedGroupMessage(
+                group_id=group.group_id,
+                task_id=group.task_id,
+                num_members=group.num_members,
+                complete=group.complete,
+            )
+        )
+        self._settle(group, closed.stats)
+
+    def _settle(self, group: OpenGroup, stats: Stats) -> None:
+        fresh: list[Member] = []
+        why = stats.no_signal
+        for member in group.pending:
+            if old := self._too_old(member):
+                self._decide(member, Event.STALE, old)
+            elif why:
+                self._decide(member, Event.NO_SIGNAL, why)
+            elif self._has_payload(member):
+                fresh.append(member)
+            else:
+                self._decide(member, Event.INVALID, "its message had expired in Kafka before its group closed")
+        self._admit(fresh, stats)
+        for member in group.pending:
+            self._payloads.drop(member.place)
+
+    def _forget_groups(self) -> None:
+        state = self.state
+        keep_s = self._dispatch.lease_s * (self._dispatch.max_attempts + 1)
+        while state.closed:
+            group_id, group = next(iter(state.closed.items()))
+            aged = groups.forgettable(group, state.learner_version, self._loop.max_staleness, state.now_ms, keep_s)
+            if not aged and len(state.closed) <= groups.MAX_CLOSED:
+                return
+            del state.closed[group_id]
+            self._known.difference_update(each_id(group))
+
+    def _learn_difficulty(self, group: OpenGroup, stats: Stats) -> None:
+        if not difficulty.counts_for(group.origin) or not stats.num_rewards:
+            return
+        state = self.state
+        before = state.posteriors.get(group.task_id, Posterior(weight_version=state.learner_version))
+        successes = round((stats.pass_rate or 0.0) * stats.num_rewards)
+        posterior = before.at(state.learner_version, self._curate.posterior_discount)
+        posterior = posterior.observe(successes, stats.num_rewards - successes)
+        state.set_posterior(group.task_id, posterior)
+        hard = difficulty.is_hard(posterior.mean, self._curate)
+        self._out.estimates.append(Estimate(group.task_id, group.task_family, posterior, hard, state.now_ms))
+
+    # admission
+
+    def _has_payload(self, member: Member) -> bool:
+        if member.place in self._here or member.place in self._out.kept:
+            return True
+        batch = self._payloads.find(member.place)
+        if batch is not None:
+            self._out.kept[member.place] = batch
+        return batch is not None
+
+    def _admit(self, admitted: list[Member], stats: Stats) -> None:
+        if not admitted:
+            return
+        task_mean = self.state.posteriors.get(admitted[0].task_id, Posterior()).mean
+        hard_task = difficulty.is_hard(task_mean, self._curate)
+        for member in admitted:
+            hard = hard_task or difficulty.failed_with_error(member.status, member.error_kind)
+            self._admit_one(member, stats, task_mean, hard)
+        for member, reason in self.state.live.evict(self._capacity, self._curate.max_evicted_share):
+            self._decide(member, Event.EVICTED, reason)
+
+    def _admit_one(self, member: Member, stats: Stats, task_mean: float, hard: bool) -> None:
+        state, loop = self.state, self._loop
+        version = version_at(member, state.learner_version)
+        staleness = version - member.min_weight_version
+        fresh = eviction.freshness(staleness, loop.max_staleness, loop.bucket_width, state.bucket_weights)
+        priority = eviction.priority(member, task_mean, hard, fresh, self._curate)
+        bucket = member.min_weight_version // loop.bucket_width
+        state.live.add(member, bucket, priority, self._policy)
+        self._out.admissions.append(Admission(member, bucket, version, staleness, priority, hard, stats))
+        self._decide(member, Event.ADMITTED, None)
+
+    def _too_old(self, member: Member) -> str | None:
+        state = self.state
+        return too_old(
+            member, state.learner_version, self._loop.max_staleness, state.min_weight_version, state.directive_id
+        )
+
+    def _from_the_future(self, member: Member) -> str | None:
+        return from_the_future(member, self.state.learner_version, self._loop.max_staleness)
+
+    def _decide(self, member: Member, event: str, reason: str | None) -> None:
+        state = self.state
+        version = version_at(member, state.learner_version) if event == Event.ADMITTED else state.learner_version
+        self._out.decisions.append(Decision(member, event, reason, version, state.now_ms, state.directive_id))
+        state.tally.count(event, member.num_tokens)

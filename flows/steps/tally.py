@@ -1,0 +1,27 @@
+"""Totals of a shard, and what changed since its last report."""
+
+from dataclasses import dataclass, field
+
+from schemas.messages import ClosedGroup
+
+
+@dataclass(slots=True)
+class Tally:
+    """Totals by event since the beginning of the log, and what changed since the last report."""
+
+    trajectories: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    closed: list[ClosedGroup] = field(default_factory=list)
+    changed_tasks: dict[str, None] = field(default_factory=dict)
+    changed: bool = False
+
+    def count(self, event: str, num_tokens: int) -> None:
+        """Count one trajectory that met `event`."""
+        self.trajectories[event] = self.trajectories.get(event, 0) + 1
+        self.tokens[event] = self.tokens.get(event, 0) + num_tokens
+        self.changed = True
+
+    def close(self, group: ClosedGroup) -> None:
+        """Note a closed group for the next report."""
+        self.closed.append(group)
+        self.changed = True
