@@ -12,10 +12,8 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from obstore.exceptions import BaseError
 from packaging.requirements import Requirement
-from rich.console import Console
-from rich.table import Table
 
-from infra.cli import arguments
+from infra.cli import arguments, tables
 from infra.kafka import client_settings, topic_differences
 from infra.lake import Lake
 from infra.stack import health, kafka, mlflow
@@ -23,7 +21,7 @@ from infra.stack.bring_up import resolve
 from infra.stack.programs import ROOT
 from infra.stack.supervise import Supervisor
 from infra.weights import exclusive_create_works
-from schemas.errors import LagoonError, StackError
+from schemas.errors import LagoonError, LakeError, StackError
 from schemas.settings import Settings
 from schemas.tables import TABLES
 
@@ -43,7 +41,8 @@ def run(argv: Sequence[str]) -> int:
     args, overrides = arguments.parse(arguments.parser("doctor", "Check everything that Lagoon stands on."), argv)
     settings = resolve(arguments.settings_of(args.config, overrides, must_exist=False))
     findings = {name: examine(check, settings) for name, check in CHECKS.items()}
-    Console().print(_table(findings))
+    rows = [(name, tables.verdict(not f.mend, bad="mend"), f.observed, f.mend) for name, f in findings.items()]
+    tables.show(tables.table(("check", "", "observed", "mend"), rows))
     return 1 if any(f.mend for f in findings.values()) else 0
 
 
@@ -106,17 +105,20 @@ def broker(settings: Settings) -> Finding:
 
 def topics(settings: Settings) -> Finding:
     """Topics as declared."""
+    if not health.kafka(settings.kafka).ok:
+        return Finding("not looked at: no broker")
     differences = topic_differences(settings.kafka)
     return Finding(f"{len(differences)} differences" if differences else "as declared", "\n".join(differences))
 
 
 def lake(settings: Settings) -> Finding:
     """A lake with all tables, on a store where only one of several writers wins."""
-    store = _store(settings.lake_uri, settings.lake.storage_options)
-    if not store.mend:
+    try:
         for name in TABLES:
             Lake.of(settings).table(name)
-    return store
+    except LakeError as error:
+        return Finding(str(error), "`lagoon up` makes missing tables")
+    return _store(settings.lake_uri, settings.lake.storage_options)
 
 
 def weight_store(settings: Settings) -> Finding:
@@ -192,10 +194,3 @@ def _installed(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "0"
-
-
-def _table(findings: dict[str, Finding]) -> Table:
-    table = Table("check", "", "observed", "mend", title="lagoon doctor")
-    for name, finding in findings.items():
-        table.add_row(name, "[red]mend[/]" if finding.mend else "[green]well[/]", finding.observed, finding.mend)
-    return table

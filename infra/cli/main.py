@@ -1,6 +1,7 @@
 """`lagoon COMMAND …`: each command is a module with `run(argv) -> exit status`, imported when it is asked for."""
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -35,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"lagoon {command}: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader, `head` for example, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def usage() -> str:

@@ -5,11 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import duckdb
-from rich.console import Console
-from rich.table import Table
 
 from infra import sql
-from infra.cli import arguments
+from infra.cli import arguments, tables
 from infra.lake import Lake
 from schemas.errors import LakeError
 
@@ -31,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], default=str))
     else:
-        Console().print(_table(columns, rows))
+        tables.show(tables.table(columns, [[_cell(v) for v in row] for row in rows]), f"{len(rows)} rows")
     return 0
 
 
@@ -43,14 +41,7 @@ def _ask(lake: duckdb.DuckDBPyConnection, query: str) -> tuple[list[str], list[t
         raise LakeError(f"the query cannot be answered: {error}") from error
 
 
-def _table(columns: list[str], rows: list[tuple[Any, ...]]) -> Table:
-    table = Table(*columns, caption=f"{len(rows)} rows")
-    for row in rows:
-        table.add_row(*(_cell(v) for v in row))
-    return table
-
-
 def _cell(value: Any) -> str:
     if value is None:
-        return "[dim]null[/]"
-    return f"{value:.6g}" if isinstance(value, float) else str(value).replace("[", r"\[")
+        return "null"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

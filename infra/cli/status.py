@@ -3,10 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
-from infra.cli import arguments
+from infra.cli import arguments, tables
 from infra.stack.bring_up import resolve
 from infra.stack.health import Part, parts
 from infra.stack.programs import KAFKA
@@ -20,19 +17,17 @@ def run(argv: Sequence[str]) -> int:
     args, overrides = arguments.parse(arguments.parser("status", "How each part of the run is."), argv)
     settings = resolve(arguments.settings_of(args.config, overrides, must_exist=False))
     found = parts(settings, Supervisor(settings.run.data_dir).states())
-    console = Console()
-    console.print(_table(settings, found))
-    if any(p.name == KAFKA and p.health.ok for p in found):
-        console.print(_figures(_look(settings)))
+    tables.show(
+        tables.table(
+            ("service", "state", "health", "age", "address", "reason"),
+            [(p.name, p.state, tables.verdict(p.health.ok), _age(p), p.health.address, p.health.reason) for p in found],
+            f"run {settings.run.name}",
+        )
+    )
+    has_run = (settings.run.folder / "settings.json").exists()
+    if has_run and any(p.name == KAFKA and p.health.ok for p in found):
+        tables.show(_figures(_look(settings)))
     return 0 if all(p.health.ok for p in found) else 1
-
-
-def _table(settings: Settings, found: list[Part]) -> Table:
-    table = Table("service", "state", "health", "age", "address", "reason", title=f"run {settings.run.name}")
-    for part in found:
-        health = "[green]well[/]" if part.health.ok else "[red]not well[/]"
-        table.add_row(part.name, part.state, health, _age(part.age_s), part.health.address, part.health.reason)
-    return table
 
 
 def _figures(state: LoopState) -> str:
@@ -62,6 +57,8 @@ def _look(settings: Settings, limit_s: float = 3) -> LoopState:
         watch.close()
 
 
-def _age(seconds: int) -> str:
-    minutes, rest = divmod(seconds, 60)
-    return f"{minutes // 60}h{minutes % 60:02}" if minutes >= 60 else f"{minutes}m{rest:02}" if minutes else f"{rest}s"
+def _age(part: Part) -> str:
+    minutes, seconds = divmod(part.age_s, 60)
+    if not part.age_s:
+        return ""
+    return f"{minutes // 60}h{minutes % 60:02}m" if minutes >= 60 else f"{minutes}m{seconds:02}s"

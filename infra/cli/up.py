@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from infra.cli import arguments
-from infra.stack.bring_up import bring_up, is_local
-from infra.stack.programs import KAFKA, MLFLOW
+from infra.stack.bring_up import bring_up
+from infra.stack.programs import KAFKA, MLFLOW, is_local
 from schemas.settings import Settings
 
 SUMMARY = """\

@@ -29,7 +29,7 @@ def bring_up(settings: Settings, names: Sequence[str], report: Report) -> Settin
     settings = resolve(settings)
     selected = programs.select(settings, names)
     services = [n for n in selected if n not in programs.SERVERS]
-    servers = [n for n in programs.SERVERS if (services or n in selected) and is_local(settings, n)]
+    servers = [n for n in programs.SERVERS if (services or n in selected) and programs.is_local(settings, n)]
     if services and not settings.families:
         raise SettingsError("the settings list no task families, so there is nothing to roll out; add [[families]]")
     with exclusive(settings.run.data_dir):
@@ -67,18 +67,13 @@ def resolve(settings: Settings) -> Settings:
     run = settings.run.model_copy(update={"data_dir": str(Path(settings.run.data_dir).absolute())})
     settings = settings.model_copy(update={"run": run})
     updates: dict[str, object] = {}
-    if is_local(settings, programs.KAFKA):
+    if programs.is_local(settings, programs.KAFKA):
         prefix = settings.kafka.topic_prefix or f"{run.name}."
         brokers = kafka.local(settings).address
         updates["kafka"] = settings.kafka.model_copy(update={"brokers": brokers, "topic_prefix": prefix})
-    if is_local(settings, programs.MLFLOW):
+    if programs.is_local(settings, programs.MLFLOW):
         updates["tracking"] = settings.tracking.model_copy(update={"uri": mlflow.address(settings)})
     return settings.model_copy(update=updates)
-
-
-def is_local(settings: Settings, name: str) -> bool:
-    """Whether server `name` is this data folder's own, not one that the settings give the address of."""
-    return kafka.is_local(settings) if name == programs.KAFKA else mlflow.is_local(settings)
 
 
 def prepare_run(settings: Settings, supervisor: Supervisor, report: Report) -> Settings:

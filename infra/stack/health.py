@@ -17,6 +17,8 @@ from infra.stack import programs
 from infra.stack.supervise import State
 from schemas.settings import Kafka, Settings
 
+REMOTE = "remote"
+
 
 @dataclass(frozen=True, slots=True)
 class Health:
@@ -29,7 +31,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a run: the supervisor's word on it (`remote` where it is not ours to run) and its own."""
+    """One part of a run: the supervisor's word on it (REMOTE where it is not ours to run) and its own."""
 
     name: str
     state: str
@@ -106,7 +108,7 @@ def get(uri: str, path: str, timeout_s: float = 2) -> tuple[int, str]:
 def _part(settings: Settings, name: str, state: State | None) -> Part:
     if state:
         return Part(name, state.name, state.age_s, check(settings, state))
-    return Part(name, "remote", 0, _answer(settings, name))
+    return Part(name, "stopped" if programs.is_local(settings, name) else REMOTE, 0, _answer(settings, name))
 
 
 def _answer(settings: Settings, name: str) -> Health:

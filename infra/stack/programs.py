@@ -86,6 +86,11 @@ def service(settings: Settings, name: str) -> Program:
     return Program(name, _command(kind), log, environment, stop_s)
 
 
+def is_local(settings: Settings, name: str) -> bool:
+    """Whether server `name` is this data folder's own, not one that the settings give the address of."""
+    return kafka.is_local(settings) if name == KAFKA else mlflow.is_local(settings)
+
+
 def has_gpu() -> bool:
     """Whether this machine shows an NVIDIA device."""
     return any(Path("/dev").glob("nvidia[0-9]*"))

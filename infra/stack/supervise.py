@@ -94,7 +94,7 @@ class Supervisor:
         """
         for program in programs:
             program.log.parent.mkdir(parents=True, exist_ok=True)
-            _write(self._file(program.name), self._text(program))
+            _write(self._file(program.name), self.program_text(program))
         self.launch()
         self._reread()
         up = {s.program for s in self.states() if s.is_up}
@@ -156,7 +156,7 @@ class Supervisor:
         if self.is_running():
             return
         self._end_orphans()
-        _write(self.folder / "supervisord.conf", _MAIN.format(socket=self._socket(), folder=_escape(self.folder)))
+        _write(self.folder / "supervisord.conf", _MAIN.format(socket=self.socket_path(), folder=_escape(self.folder)))
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(self.folder / "supervisord.conf")]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=self.folder)
         if done.returncode:
@@ -188,7 +188,8 @@ class Supervisor:
     def _file(self, name: str) -> Path:
         return self.folder / "programs" / f"{name}.conf"
 
-    def _text(self, program: Program) -> str:
+    def program_text(self, program: Program) -> str:
+        """The program's section of supervisord's configuration."""
         environment = {**program.environment, MARK: str(self.data_dir)}
         return _PROGRAM.format(
             name=program.name,
@@ -198,7 +199,7 @@ class Supervisor:
             log=_escape(program.log),
         )
 
-    def _socket(self) -> str:
+    def socket_path(self) -> str:
         """The socket's path; where the data folder's is too long for one, a private folder among the temporary ones."""
         note = self.folder / "socket"
         if note.exists():
@@ -210,7 +211,7 @@ class Supervisor:
         return str(path)
 
     def _rpc(self) -> Any:
-        return xmlrpc.client.ServerProxy("http://localhost", transport=_Transport(self._socket()), allow_none=True)
+        return xmlrpc.client.ServerProxy("http://localhost", transport=_Transport(self.socket_path()), allow_none=True)
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:

@@ -1,0 +1,33 @@
+"""Tables on the terminal; wide ones stay whole where the output goes to a file or a pipe."""
+
+import sys
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH = 240
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], title: str = "") -> Table:
+    """A plain table; long cells are folded, never cut."""
+    made = Table(title=title or None, box=box.SIMPLE, title_justify="left")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return made
+
+
+def show(*parts: Table | str) -> None:
+    """Print tables and texts."""
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    for part in parts:
+        console.print(part, markup=False)
+
+
+def verdict(ok: bool, good: str = "well", bad: str = "not well") -> Text:
+    """A green or a red word."""
+    return Text(good, style="green") if ok else Text(bad, style="bold red")

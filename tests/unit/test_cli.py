@@ -1,0 +1,103 @@
+"""The `lagoon` command: what it takes, what it refuses, what it says."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.cli import arguments, doctor
+from infra.cli.main import COMMANDS, main
+from infra.lake import Lake
+from schemas.errors import BrokerError, SettingsError
+from schemas.settings import Settings, load
+
+
+def test_without_a_command_it_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {name} " in printed for name in COMMANDS)
+
+
+def test_an_unknown_command_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fly"]) == 2
+    assert "there is no command 'fly'" in capsys.readouterr().err
+
+
+def test_a_wrong_setting_is_one_message_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", f"--run.data_dir={tmp_path}", "--loop.bach_size=3"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("lagoon up: loop.bach_size: ")
+    assert "Traceback" not in error
+
+
+def test_an_unknown_flag_ends_with_2() -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "--loud"])
+    assert ended.value.code == 2
+
+
+def test_an_unknown_service_is_refused_with_the_known_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "zookeeper", f"--run.data_dir={tmp_path}"]) == 2
+    error = capsys.readouterr().err
+    assert "zookeeper" in error
+    assert "kafka, mlflow, learner, curate, dispatch, records, rollout-0, evaluator" in error
+
+
+def test_a_run_without_task_families_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["up", f"--run.data_dir={tmp_path}"]) == 2
+    assert "no task families" in capsys.readouterr().err
+    assert not (tmp_path / "stack" / "supervisord.conf").exists()
+
+
+def test_overrides_and_names_may_come_in_any_order() -> None:
+    parser = arguments.parser("up", "")
+    parser.add_argument("names", nargs="*")
+    args, overrides = arguments.parse(parser, ["--config", "a.toml", "kafka", "--run.seed=1", "--config", "b.toml"])
+    assert (args.config, args.names, overrides) == (["a.toml", "b.toml"], ["kafka"], ["--run.seed=1"])
+
+
+def test_settings_come_from_the_named_run_else_from_the_newest(tmp_path: Path) -> None:
+    for name, seed in (("old", 1), ("new", 2)):
+        settings = load([], [f"--run.data_dir={tmp_path}", f"--run.name={name}", f"--run.seed={seed}"])
+        settings.save(settings.run.folder / "settings.json")
+    (tmp_path / "current").symlink_to(tmp_path / "runs" / "new")
+    where = f"--run.data_dir={tmp_path}"
+    assert arguments.settings_of([], [where]).run.seed == 2
+    assert arguments.settings_of([], [where, "--run.name=old"]).run.seed == 1
+    assert arguments.settings_of([], [where, "--run.seed=3"]).run.seed == 3
+    with pytest.raises(SettingsError, match="lagoon up"):
+        arguments.settings_of([], [where, "--run.name=none"])
+
+
+def test_sql_answers_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = load([], [f"--run.data_dir={tmp_path}"])
+    Lake.of(settings).ensure()
+    settings.save(settings.run.folder / "settings.json")
+    run = ["--run.name=default", f"--run.data_dir={tmp_path}"]
+    assert main(["sql", "select count(*) as n, null as nothing from ledger", "--json", *run]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"n": 0, "nothing": None}]
+    assert main(["sql", "select 1.5 as x", *run]) == 0
+    assert "1.5" in capsys.readouterr().out
+    assert main(["sql", "select nothing from nowhere", *run]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_doctor_turns_an_error_into_a_finding_with_its_mend() -> None:
+    def broken(_: Settings) -> doctor.Finding:
+        raise BrokerError("no broker; start one")
+
+    assert doctor.examine(broken, Settings()).mend == "no broker; start one"
+
+
+def test_doctor_names_the_place_with_too_little_room(tmp_path: Path) -> None:
+    settings = load([], [f"--run.data_dir={tmp_path}", f"--stack.min_free_bytes={10**18}"])
+    assert "stack.min_free_bytes" in doctor.disk(settings).mend
+    assert not doctor.disk(load([], [f"--run.data_dir={tmp_path}", "--stack.min_free_bytes=0"])).mend
+
+
+def test_doctor_tries_the_weight_store_with_concurrent_writers(tmp_path: Path) -> None:
+    finding = doctor.weight_store(load([], [f"--run.data_dir={tmp_path}"]))
+    assert not finding.mend
+    assert "one of 8 writers wins" in finding.observed

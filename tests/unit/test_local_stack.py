@@ -1,0 +1,157 @@
+"""The parts of the local stack that need no server: ports, programs, Java, the policy's key."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from infra.stack import health, kafka, ports, programs
+from infra.stack.bring_up import exclusive, resolve
+from infra.stack.policy import policy_key
+from infra.stack.supervise import MAX_SOCKET_PATH, State, Supervisor
+from schemas.errors import SettingsError, StackError
+from schemas.settings import Family, Settings, load
+
+
+def _settings(folder: Path, *overrides: str) -> Settings:
+    return load([], [f"--run.data_dir={folder}", *overrides])
+
+
+def test_a_server_keeps_its_port(tmp_path: Path) -> None:
+    first = ports.remembered(tmp_path, "kafka")
+    assert ports.remembered(tmp_path, "kafka") == first
+    assert ports.remembered(tmp_path, "kafka", wanted=20_123) == 20_123
+    assert ports.remembered(tmp_path, "kafka") == 20_123
+
+
+def test_a_chosen_port_is_never_one_of_outgoing_connections() -> None:
+    assert all(20_000 <= ports.free_port() < 30_000 for _ in range(20))
+
+
+def test_a_taken_port_is_named_with_the_setting_that_changes_it() -> None:
+    with socket.socket() as other:
+        other.bind((ports.HOST, 0))
+        other.listen()
+        with pytest.raises(StackError, match=r"for kafka is taken.*--stack\.kafka_port=N"):
+            ports.require_free("kafka", other.getsockname()[1], "stack.kafka_port")
+
+
+def test_a_malformed_port_file_says_how_to_mend_it(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text("{")
+    with pytest.raises(StackError, match="delete it"):
+        ports.remembered(tmp_path, "kafka")
+
+
+def test_no_names_mean_everything_in_starting_order() -> None:
+    settings = load([], ["--rollout.services=2"])
+    everything = ["kafka", "mlflow", "learner", "curate", "dispatch", "records", "rollout-0", "rollout-1", "evaluator"]
+    assert programs.select(settings, []) == everything
+    assert programs.select(settings, ["rollout", "kafka"]) == ["kafka", "rollout-0", "rollout-1"]
+    assert programs.select(settings, ["rollout-1"]) == ["rollout-1"]
+    with pytest.raises(SettingsError, match="rollout-2"):
+        programs.select(settings, ["rollout-2"])
+
+
+def test_addresses_in_the_settings_are_left_alone(tmp_path: Path) -> None:
+    given = _settings(tmp_path, "--kafka.brokers=broker:9092", "--tracking.uri=http://mlflow:5000")
+    settings = resolve(given)
+    assert (settings.kafka, settings.tracking) == (given.kafka, given.tracking)
+    assert not programs.is_local(settings, "kafka")
+    assert not programs.is_local(settings, "mlflow")
+
+
+def test_missing_addresses_are_those_of_the_local_servers(tmp_path: Path) -> None:
+    settings = resolve(_settings(tmp_path, "--run.name=a"))
+    assert settings.kafka.brokers == f"127.0.0.1:{ports.remembered(tmp_path, 'kafka')}"
+    assert settings.kafka.topic_prefix == "a."
+    assert settings.tracking.uri == f"http://127.0.0.1:{ports.remembered(tmp_path, 'mlflow')}"
+    assert resolve(settings) == settings
+
+
+def test_a_process_gets_its_settings_its_name_and_its_threads(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, "--run.name=a", "--rollout.services=2", "--rollout.threads=3")
+    program = programs.service(settings, "rollout-1")
+    assert program.command[1:] == ["-m", "inference.serve"]
+    assert program.environment["LAGOON_SETTINGS"] == str(tmp_path / "runs" / "a" / "settings.json")
+    assert program.environment["LAGOON_INSTANCE"] == "rollout-1"
+    assert program.environment["OMP_NUM_THREADS"] == "3"
+    assert programs.service(settings, "curate").command[1:] == ["-m", "flows.curate"]
+    assert programs.service(settings, "learner").command[1].endswith("trainers/learn.py")
+
+
+def test_other_settings_make_another_program(tmp_path: Path) -> None:
+    one, same, other = (programs.service(_settings(tmp_path, f"--loop.max_staleness={n}"), "curate") for n in (3, 3, 4))
+    assert one == same
+    assert one != other
+
+
+def test_the_policy_is_made_anew_only_for_what_it_depends_on(tmp_path: Path) -> None:
+    key = policy_key(_settings(tmp_path))
+    assert policy_key(_settings(tmp_path, "--run.name=b", "--learner.clip=0.1")) == key
+    assert policy_key(_settings(tmp_path, "--run.seed=1")) != key
+    assert policy_key(_settings(tmp_path, "--policy.hidden=32")) != key
+    assert policy_key(_settings(tmp_path).model_copy(update={"families": (Family(name="add"),)})) != key
+
+
+@pytest.mark.parametrize(("banner", "major"), [("17.0.15", 17), ("25", 25), ("1.8.0_292", 8), ("21-ea", 0)])
+def test_the_major_version_of_java_is_read_from_its_banner(tmp_path: Path, banner: str, major: int) -> None:
+    assert kafka.java_version(_fake_java(tmp_path, banner)) == major
+
+
+def test_a_java_that_is_too_old_is_refused_with_the_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(_fake_java(tmp_path, '11.0.2')).parent}:/usr/bin:/bin")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(StackError, match=r"the system has Java 11; install .*openjdk-17.*lagoon-rl\[java\]"):
+        kafka.find_java()
+
+
+def test_without_maven_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StackError, match="apt-get install maven"):
+        kafka.fetch_jars(tmp_path)
+
+
+def test_the_broker_listens_on_loopback_and_creates_no_topics_by_itself(tmp_path: Path) -> None:
+    lines = kafka.LocalKafka(tmp_path, tmp_path / "data", 20_001, 20_002).properties.splitlines()
+    assert "listeners=PLAINTEXT://127.0.0.1:20001,CONTROLLER://127.0.0.1:20002" in lines
+    assert "auto.create.topics.enable=false" in lines
+    assert [line for line in lines if "replication.factor" in line and not line.endswith("=1")] == []
+
+
+def test_a_socket_path_too_long_for_the_kernel_moves_to_a_short_one(tmp_path: Path) -> None:
+    deep = Supervisor(tmp_path / ("d" * 120))
+    path = deep.socket_path()
+    assert len(path) <= MAX_SOCKET_PATH
+    assert deep.socket_path() == path
+
+
+def test_a_percent_sign_in_a_path_survives_supervisords_expansion(tmp_path: Path) -> None:
+    program = programs.Program("p", ["echo", "100% sure"], tmp_path / "50%.log")
+    text = Supervisor(tmp_path).program_text(program)
+    assert "command=echo '100%% sure'" in text
+    assert "50%%.log" in text
+
+
+def test_two_commands_cannot_change_one_stack_at_once(tmp_path: Path) -> None:
+    with exclusive(tmp_path), pytest.raises(StackError, match="another lagoon command"), exclusive(tmp_path):
+        pass
+
+
+def test_a_dead_programs_reason_is_its_last_log_line(tmp_path: Path) -> None:
+    log = tmp_path / "learner.log"
+    log.write_text("started\nno such file: policy\n\n")
+    dead = State("learner", "fatal", 0, 3, 2, log)
+    answer = health.check(Settings(), dead)
+    assert not answer.ok
+    assert answer.reason == "fatal, exit status 2: no such file: policy"
+
+
+def test_a_service_that_has_left_no_address_is_not_well(tmp_path: Path) -> None:
+    assert health.service(_settings(tmp_path), "curate") == health.Health(False, "has not come up yet")
+
+
+def _fake_java(folder: Path, version: str) -> str:
+    java = folder / "java"
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n")
+    java.chmod(0o755)
+    return str(java)
