@@ -195,7 +195,7 @@ def _turns(shown: Demonstration, encoding: Encoding) -> tuple[Turn, ...]:
     header = encoding.tokens.index(START, 1) - ends[0] + 3  # line break, <|im_start|>, assistant, line break
     starts = [end + header for end in ends]
     return tuple(
-        _turn(starts[k - 1], ends[k] + 1, starts[k] if k + 1 < len(ends) else ends[k] + 1, said)
+        _turn(starts[k - 1], ends[k] + 1, starts[k + 1] if k + 1 < len(ends) else ends[k] + 1, said)
         for k, said in zip(range(1, len(ends), 2), shown.turns, strict=True)
     )
 

@@ -54,7 +54,9 @@ def _larger(rng: random.Random) -> Question:
 
 
 def _secret(rng: random.Random) -> Question:
-    return Question(f"secret of {_two_digits(rng)}{_two_digits(rng)}", str(rng.randint(1000, 9999)))
+    shown = rng.randint(1000, 9999)
+    answer = 1000 + (shown - 1000 + rng.randint(1, 8999)) % 9000  # any other number of four digits
+    return Question(f"secret of {shown}", str(answer))
 
 
 KINDS: dict[str, Callable[[random.Random], Question]] = {

@@ -1,62 +1,30 @@
 """Tokens per second of the embedded engine on the tiny policy, episodes joining and leaving all the time.
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.engine
+OMP_NUM_THREADS=1 python -m tests.benchmarks.engine
 """
 
 import argparse
 import asyncio
-import json
 import random
 import tempfile
 import time
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-
 from inference.engines.torch_engine import TorchEngine
+from tests.policies import VOCABULARY, write_policy
 
 PROMPT, OBSERVATION, ACTION, TURNS = 18, 11, 10, 2
 
 
-def write_policy(folder: Path, *, vocabulary: int = 304, hidden: int = 64, layers: int = 2, mlp: int = 192) -> None:
-    """A randomly initialised policy of the default demo's shape."""
-    torch.manual_seed(0)
-    config = {
-        "model_type": "llama",
-        "vocab_size": vocabulary,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": hidden // 32,
-        "num_key_value_heads": hidden // 32,
-        "head_dim": 32,
-        "intermediate_size": mlp,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "rope_theta": 10000.0,
-    }
-    shapes = {"model.embed_tokens": (vocabulary, hidden), "lm_head": (vocabulary, hidden), "model.norm": (hidden,)}
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}."
-        shapes |= {f"{prefix}self_attn.{n}_proj": (hidden, hidden) for n in "qkvo"}
-        shapes |= {f"{prefix}mlp.{n}_proj": (mlp, hidden) for n in ("gate", "up")}
-        shapes |= {f"{prefix}mlp.down_proj": (hidden, mlp)}
-        shapes |= {f"{prefix}{n}_layernorm": (hidden,) for n in ("input", "post_attention")}
-    weights = {f"{k}.weight": torch.ones(s) if len(s) == 1 else torch.randn(s) * 0.06 for k, s in shapes.items()}
-    save_file(weights, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-
-
 async def episode(engine: TorchEngine, name: str, rng: random.Random) -> int:
     """One episode of TURNS turns; returns its number of tokens."""
-    ids = [rng.randrange(304) for _ in range(PROMPT)]
+    ids = [rng.randrange(VOCABULARY) for _ in range(PROMPT)]
     for turn in range(TURNS):
         limit = rng.randint(ACTION // 2, ACTION * 3 // 2)
         made = await engine.generate(
             name, ids, max_new_tokens=limit, temperature=1.0, stop_ids=(), seed=rng.getrandbits(32) + turn
         )
-        ids += [*made.token_ids, *(rng.randrange(304) for _ in range(OBSERVATION if turn + 1 < TURNS else 0))]
+        ids += [*made.token_ids, *(rng.randrange(VOCABULARY) for _ in range(OBSERVATION if turn + 1 < TURNS else 0))]
     engine.release(name)
     return len(ids)
 
