@@ -1,0 +1,152 @@
+"""Which task is rolled out next, and how many are under way: leases out, reports in.
+
+python -m flows.dispatch [--config FILE ...] [--section.key=value ...]
+python -m bytewax.run flows.dispatch -r RECOVERY_FOLDER -s 1 -b 10
+"""
+
+import logging
+from functools import cache, partial
+from typing import Any
+
+import bytewax.operators as op
+import pyarrow as pa
+from bytewax.dataflow import Dataflow
+from bytewax.inputs import Source
+from bytewax.operators import StatefulBatchLogic
+
+from flows.connectors.delta_sink import DeltaSink, lake_output
+from flows.connectors.epochs import Flag
+from flows.connectors.items import Clock, Hole, Raw, Tick
+from flows.connectors.kafka_sink import KafkaSink, kafka_output
+from flows.connectors.kafka_source import TopicsSource
+from flows.run import run
+from flows.steps.dispatcher import Dispatcher, News, State
+from flows.steps.draw import dealt
+from infra.kafka import ensure_topics
+from infra.lake import Lake
+from infra.telemetry import Stop, Telemetry, main
+from schemas import messages
+from schemas.errors import ContractError
+from schemas.messages import BufferMessage, Directive, Message, Task, WeightSummary
+from schemas.names import Service
+from schemas.settings import Settings, current
+from schemas.tables import DISPATCHES
+from schemas.topics import BUFFER, CONTROL, TASKS, WEIGHTS
+
+log = logging.getLogger("lagoon.flows")
+
+Heard = News | Clock | Tick
+Said = Task | Directive | pa.RecordBatch
+
+KEY = "dispatch"
+
+
+class Decide(StatefulBatchLogic[Heard, Said, bytes]):
+    """The dispatcher as a step. Ticks release the tasks of epochs that are durable."""
+
+    def __init__(self, settings: Settings, state: bytes | None) -> None:
+        self._dispatcher = Dispatcher(settings, State.from_bytes(state) if state else None)
+
+    def on_batch(self, values: list[Heard]) -> tuple[list[Said], bool]:
+        """Tasks, clock messages, and rows of `dispatches`."""
+        said: list[Said] = []
+        for value in values:
+            if isinstance(value, Tick):
+                said += self._dispatcher.send()
+            elif isinstance(value, Clock):
+                self._dispatcher.tick(value.now_ms)
+                said.append(self._dispatcher.clock())
+            else:
+                self._dispatcher.hear(value)
+        rows = self._dispatcher.rows()
+        return [*said, *([rows] if rows is not None else [])], self.RETAIN
+
+    def snapshot(self) -> bytes:
+        """The state as bytes; tasks decided in this epoch are ready for the next."""
+        return self._dispatcher.end_epoch()
+
+
+def build(source: Source[Any], tasks: KafkaSink, clock: KafkaSink, rows: DeltaSink, settings: Settings) -> Dataflow:
+    """The flow from `source` to the `tasks` topic, the `clock` messages of the `control` topic, and `dispatches`.
+
+    Raises:
+        SettingsError: no family has a task to deal.
+    """
+    dealt(settings.families)  # settings without a task to deal end here, not at the first draw
+    flow = Dataflow("dispatch")
+    items = op.input("read", flow, source)  # Raw | Hole | Tick | Clock
+    heard = op.filter_map("decode", items, decode)  # (key, BufferReport | LearnerReport | ... | Clock | Tick)
+    said = op.stateful_batch("decide", heard, partial(Decide, settings))  # (key, Task | Directive | RecordBatch)
+    kafka_output("send", op.filter_map("select_tasks", said, task_in), tasks)  # (group id, Task)
+    kafka_output("tell", op.filter_map("select_clock", said, clock_in), clock)  # ("clock", Directive)
+    lake_output("write", op.filter_map_value("select_rows", said, rows_in), items, rows)  # (key, RecordBatch)
+    return flow
+
+
+def decode(item: Raw | Hole | Tick | Clock) -> tuple[str, Heard] | None:
+    """What the dispatcher hears of `item`: a message, the time, or a tick; nothing of what nobody can read."""
+    if isinstance(item, Hole):
+        return None
+    if not isinstance(item, Raw):
+        return KEY, item
+    type_ = {BUFFER.name: BufferMessage, WEIGHTS.name: WeightSummary, CONTROL.name: Directive}[item.topic]
+    try:
+        message = messages.decode(type_, item.value)
+    except ContractError as error:  # the curate flow keeps it in dead_letters; a report comes again
+        log.warning("%s/%d: %s", item.topic, item.offset, error)
+        return None
+    return KEY, message.root if isinstance(message, BufferMessage) else message
+
+
+def task_in(item: tuple[str, Said]) -> tuple[str, Message | bytes] | None:
+    """The task in `item`, if it is one, under its group's id."""
+    return (item[1].group_id, item[1]) if isinstance(item[1], Task) else None
+
+
+def clock_in(item: tuple[str, Said]) -> tuple[str, Message | bytes] | None:
+    """The clock message in `item`, if it is one, under its target."""
+    return (item[1].target, item[1]) if isinstance(item[1], Directive) else None
+
+
+def rows_in(item: Said) -> pa.RecordBatch | None:
+    """The rows in `item`, if it is some."""
+    return item if isinstance(item, pa.RecordBatch) else None
+
+
+def flow_for(settings: Settings, stop: Flag | None = None) -> Dataflow:
+    """The flow as `settings` say; nothing is opened before it runs."""
+    source = TopicsSource(
+        settings.kafka,
+        (BUFFER.name, WEIGHTS.name, CONTROL.name),
+        epoch_bytes=settings.curate.epoch_bytes,
+        skip_expired=True,  # reports are absolute: what has expired is superseded
+        client_id=Service.DISPATCH,
+        tick_s=settings.dispatch.tick_s,
+        stop=stop,
+    )
+    return build(
+        source,
+        KafkaSink(settings.kafka, TASKS.name, Service.DISPATCH),
+        KafkaSink(settings.kafka, CONTROL.name, Service.DISPATCH),
+        DeltaSink(Lake.of(settings), DISPATCHES.name, Service.DISPATCH, partitions=1),
+        settings,
+    )
+
+
+@cache
+def __getattr__(name: str) -> Dataflow:
+    """`flow`, for `python -m bytewax.run flows.dispatch`: the flow of the current run."""
+    if name == "flow":
+        return flow_for(current())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def serve(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
+    """Run the flow until `stop` is set."""
+    ensure_topics(settings.kafka, settings.kafka.timeout_s)
+    Lake.of(settings).ensure()
+    run(flow_for(settings, stop), Service.DISPATCH, settings, telemetry, stop)
+
+
+if __name__ == "__main__":
+    main(Service.DISPATCH, serve)

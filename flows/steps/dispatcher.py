@@ -1,0 +1,233 @@
+"""The dispatcher: opens groups, keeps their leases, issues again what did not come back."""
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from flows.steps.difficulty import Posterior
+from flows.steps.dispatches import Entry, to_rows
+from flows.steps.draw import Choice, Deal, Difficulty, draw
+from flows.steps.supply import Supply
+from schemas.errors import ContractError
+from schemas.ids import group_id, task_id
+from schemas.messages import BufferReport, Directive, LearnerReport, Task, WeightSummary
+from schemas.names import OUTCOMES, Event
+from schemas.settings import Settings
+
+FORMAT = 1
+"""Version of the pickled state."""
+
+PAUSE_S = 5.0
+"""A clock that stood still for longer was the dispatcher's own absence, which no lease has to answer for."""
+
+News = BufferReport | LearnerReport | WeightSummary | Directive
+
+
+class Lease(NamedTuple):
+    """An open group: the task as last issued, and when the lease on it ends."""
+
+    task: Task
+    until_ms: int
+
+
+@dataclass(slots=True)
+class State:
+    """What the dispatcher knows. `decided` are tasks of this epoch, `ready` those of epochs before."""
+
+    supply: Supply
+    now_ms: int = 0
+    weight_version: int = 0
+    num_draws: int = 0
+    paused: bool = False
+    min_weight_version: int = 0
+    family_weights: dict[str, float] = field(default_factory=dict)
+    directive_id: str | None = None
+    leases: dict[str, Lease] = field(default_factory=dict)
+    posteriors: dict[str, Posterior] = field(default_factory=dict)
+    shards: dict[str, dict[str, int]] = field(default_factory=dict)
+    decided: list[Task] = field(default_factory=list)
+    ready: list[Task] = field(default_factory=list)
+
+    def to_bytes(self) -> bytes:
+        """The state as it goes into the recovery store: an immutable copy."""
+        return pickle.dumps((FORMAT, self), pickle.HIGHEST_PROTOCOL)
+
+    @classmethod
+    def from_bytes(cls, body: bytes) -> "State":
+        """The state in `body`.
+
+        Raises:
+            ContractError: it was written by another version of this code.
+        """
+        format_, state = pickle.loads(body)  # noqa: S301  (our own recovery store)
+        if format_ != FORMAT:
+            raise ContractError(f"dispatch state of format {format_}; this code reads {FORMAT}")
+        return state
+
+
+class Dispatcher:
+    """Decides at every reading of the clock. Its rows are gathered until `rows()` takes them.
+
+    A task is sent one epoch after it was decided: by then the decision, its row and its lease are durable, so that no
+    crash can leave a task at large that the dispatcher does not know.
+    """
+
+    def __init__(self, settings: Settings, state: State | None = None) -> None:
+        self.settings = settings
+        self.state = state or State(Supply.of(settings))
+        self._entries: list[Entry] = []
+
+    # what it hears
+
+    def hear(self, news: News) -> None:
+        """Take in a message."""
+        if isinstance(news, BufferReport):
+            self._hear_shard(news)
+        elif isinstance(news, LearnerReport):
+            self.state.supply.note_learner(news.num_available, _ms(news.at), self.settings)
+            self._note_version(news.weight_version)
+        elif isinstance(news, WeightSummary):
+            self._note_version(news.version)
+        elif news.target in {"dispatch", "all"}:
+            self._follow(news)
+
+    def _hear_shard(self, report: BufferReport) -> None:
+        state = self.state
+        for closed in report.closed:
+            state.leases.pop(closed.group_id, None)
+        for p in report.posteriors:
+            state.posteriors[p.task_id] = Posterior(p.alpha, p.beta, p.weight_version)
+        state.shards[report.shard] = dict(report.trajectories)
+        totals = state.shards.values()
+        state.supply.admitted = sum(t.get(Event.ADMITTED, 0) for t in totals)
+        state.supply.stale = sum(t.get(Event.STALE, 0) for t in totals)
+        state.supply.outcomes = sum(t.get(event, 0) for t in totals for event in OUTCOMES)
+
+    def _note_version(self, version: int) -> None:
+        self.state.weight_version = max(self.state.weight_version, version)
+
+    def _follow(self, directive: Directive) -> None:
+        state = self.state
+        state.directive_id = directive.directive_id
+        if directive.pause is not None:
+            state.paused = directive.pause
+        if directive.min_weight_version is not None:
+            state.min_weight_version = directive.min_weight_version
+        if directive.family_weights is not None:
+            state.family_weights = dict(directive.family_weights)
+
+    # what it decides
+
+    def tick(self, now_ms: int) -> None:
+        """Decide what the time calls for: leases that ran out, then new groups."""
+        self._pass_time(now_ms)
+        self.state.supply.note_time(now_ms)
+        for lease in [x for x in self.state.leases.values() if x.until_ms <= now_ms]:
+            self._run_out(lease.task)
+        if self.state.paused or not self.state.weight_version:  # before the first version there is nothing to run
+            return
+        loop = self.settings.loop
+        for _ in range(self.state.supply.num_groups(len(self.state.leases), loop.group_size)):
+            self._open()
+
+    def _pass_time(self, now_ms: int) -> None:
+        state = self.state
+        away_ms = now_ms - state.now_ms if state.now_ms else 0
+        state.now_ms = now_ms
+        if away_ms > max(PAUSE_S, 10 * self.settings.dispatch.tick_s) * 1000:
+            state.leases = {k: x._replace(until_ms=x.until_ms + away_ms) for k, x in state.leases.items()}
+
+    def _run_out(self, task: Task) -> None:
+        if self.state.paused:
+            self._abandon(task, "its lease ran out while dispatch was paused")
+        elif task.attempt >= self.settings.dispatch.max_attempts:
+            self._abandon(task, f"{task.attempt} leases of {self.settings.dispatch.lease_s:g} s ran out")
+        else:
+            again = {"attempt": task.attempt + 1, "min_weight_version": self._oldest_version(), **self._lease()}
+            self._issue(task.model_copy(update=again), "reissued", "its lease ran out")
+
+    def _abandon(self, task: Task, reason: str) -> None:
+        del self.state.leases[task.group_id]
+        self._entries.append(Entry(task, "abandoned", reason, self.state.now_ms))
+
+    def _open(self) -> None:
+        run, number = self.settings.run, self.state.num_draws
+        choice = self._choose(number)
+        self.state.num_draws += 1
+        task = task_id(choice.family.name, choice.task_index)
+        new = Task(
+            group_id=group_id(run.name, task, number),
+            group_size=self.settings.loop.group_size,
+            task_id=task,
+            family=choice.family.name,
+            index=choice.task_index,
+            environment=choice.family.environment,
+            options=choice.family.options,
+            seed=run.seed,  # of the task set: the same task is the same problem at every draw
+            draw=number,
+            min_weight_version=self._oldest_version(),
+            directive_id=self.state.directive_id,
+            dispatched_at=_time(self.state.now_ms),
+            lease_until=_time(self.state.now_ms),
+        )
+        self._issue(new.model_copy(update=self._lease()), "opened", choice.reason)
+
+    def _choose(self, number: int) -> Choice:
+        state, settings = self.state, self.settings
+        return draw(
+            settings.run.seed,
+            number,
+            settings.families,
+            Difficulty(state.posteriors, state.weight_version, settings.curate),
+            Deal(state.family_weights, settings.dispatch.exploration),
+            busy={lease.task.task_id for lease in state.leases.values()},
+        )
+
+    def _issue(self, task: Task, event: str, reason: str | None) -> None:
+        self.state.leases[task.group_id] = Lease(task, _ms(task.lease_until))
+        self.state.decided.append(task)
+        self._entries.append(Entry(task, event, reason, self.state.now_ms))
+
+    def _lease(self) -> Mapping[str, datetime]:
+        lease_ms = round(self.settings.dispatch.lease_s * 1000)
+        now_ms = self.state.now_ms
+        return {"dispatched_at": _time(now_ms), "lease_until": _time(now_ms + lease_ms)}
+
+    def _oldest_version(self) -> int:
+        by_staleness = self.state.weight_version - self.settings.loop.max_staleness
+        return max(by_staleness, self.state.min_weight_version, 1)
+
+    # what it says
+
+    def end_epoch(self) -> bytes:
+        """The state at the end of an epoch; what it holds is sent once the epoch is durable."""
+        self.state.ready += self.state.decided
+        self.state.decided = []
+        return self.state.to_bytes()
+
+    def send(self) -> list[Task]:
+        """Tasks of epochs that are durable, each once in this life of the process."""
+        tasks, self.state.ready = self.state.ready, []
+        return tasks
+
+    def clock(self) -> Directive:
+        """The message by which curation knows the time."""
+        at = _time(self.state.now_ms)
+        return Directive(directive_id=f"clock-{self.state.now_ms}", target="clock", issued_by="dispatch", issued_at=at)
+
+    def rows(self) -> pa.RecordBatch | None:
+        """Rows of `dispatches` since the last call."""
+        entries, self._entries = self._entries, []
+        return to_rows(entries) if entries else None
+
+
+def _ms(time: datetime) -> int:
+    return round(time.timestamp() * 1000)
+
+
+def _time(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
