@@ -76,7 +76,8 @@ class Outbox:
         self.folder = folder
         self.id, self.num_trajectories, self.num_tokens = str(uuid.uuid4()), 0, 0
         self._max_bytes = max_bytes
-        self._next: Counter[int] = Counter()
+        self._last: Counter[int] = Counter()
+        self._floor = 0
         self._loose: dict[int, Episode] = {}
         self._packs: dict[int, dict[int, Pack]] = {}
         self._partial: list[Pack] = []
@@ -85,8 +86,9 @@ class Outbox:
         for record in self._log.recover():
             self._replay(record)
         if self._log.damage:
-            self._next = Counter({p: s + _SKIPPED_SEQUENCES for p, s in self._next.items()})
+            self._floor = max([self._floor, *self._last.values()]) + _SKIPPED_SEQUENCES
             self._dissolve()
+            self._log.roll()
         self._drop_acknowledged()
 
     @property
@@ -123,7 +125,7 @@ class Outbox:
 
     def pack(self, episodes: Sequence[Episode], partition: int) -> Pack:
         """Fix a message: these episodes of one group, in this order, under the partition's next sequence."""
-        sequence = self._next[partition] + 1
+        sequence = max(self._last[partition], self._floor) + 1
         numbers = [e.number for e in episodes]
         place = self._log.append(_PACK, json.dumps([partition, sequence, numbers]).encode())
         failpoints.hit("outbox.after_pack")
@@ -136,6 +138,10 @@ class Outbox:
     def oldest(self, partition: int) -> Pack | None:
         """The first pack of `partition` that Kafka has not acknowledged."""
         return next(iter(self._packs.get(partition, {}).values()), None)
+
+    def packs(self, partition: int) -> list[Pack]:
+        """All of them, oldest first."""
+        return list(self._packs.get(partition, {}).values())
 
     @property
     def partitions(self) -> list[int]:
@@ -164,20 +170,21 @@ class Outbox:
 
     def _header(self) -> bytes:
         totals = {"trajectories": self.num_trajectories, "tokens": self.num_tokens}
-        return json.dumps({"outbox": self.id, **totals, "sequences": dict(self._next)}).encode()
+        return json.dumps({"outbox": self.id, **totals, "sequences": dict(self._last), "floor": self._floor}).encode()
 
     def _replay(self, record: Record) -> None:
         if record.kind == HEADER:
             header = json.loads(record.payload)
             self.id, self.num_trajectories, self.num_tokens = header["outbox"], header["trajectories"], header["tokens"]
+            self._floor = max(self._floor, header["floor"])
             for partition, sequence in header["sequences"].items():
-                self._next[int(partition)] = max(self._next[int(partition)], sequence)
+                self._last[int(partition)] = max(self._last[int(partition)], sequence)
         elif record.kind == _EPISODE:
             row = _read_batch(record.payload).select(["group_id", "task_id", "token_ids"]).to_pylist()[0]
             self._add_episode(row["group_id"], row["task_id"], len(row["token_ids"]), record.place)
         elif record.kind == _PACK:
             partition, sequence, numbers = json.loads(record.payload)
-            self._next[partition] = max(self._next[partition], sequence)
+            self._last[partition] = max(self._last[partition], sequence)
             episodes = [self._loose[n] for n in numbers if n in self._loose]
             if episodes:
                 pack = self._add_pack(partition, sequence, episodes, record.place.segment)
@@ -199,7 +206,7 @@ class Outbox:
         pack = Pack(partition, sequence, tuple(episodes), segment)
         for episode in pack.episodes:
             del self._loose[episode.number]
-        self._next[partition] = sequence
+        self._last[partition] = sequence
         self._packs.setdefault(partition, {})[sequence] = pack
         self._unacknowledged[segment] += 1
         return pack

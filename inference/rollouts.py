@@ -83,6 +83,8 @@ class Rollouts:
             self._begun.add(member)
             try:
                 self._count(await self._episode(task, index))
+            except Exception as error:  # not kept: raised by `check`, which stops the service
+                self._error = error
             finally:
                 self._begun.discard(member)
 
@@ -108,8 +110,6 @@ class Rollouts:
     def _ended(self, member: asyncio.Task[None]) -> None:
         self._members.discard(member)
         IN_FLIGHT.set(len(self._members))
-        if not member.cancelled() and (error := member.exception()) is not None:
-            self._error = error if isinstance(error, Exception) else RuntimeError(repr(error))
 
     def _lost(self, task: Task, index: int, started_at: datetime, kind: ErrorKind, error: str) -> Trajectory:
         """The row of an episode that could not make its own."""

@@ -90,8 +90,17 @@ class SegmentLog:
     def append(self, kind: int, payload: bytes) -> Place:
         """Write a record; it survives the process at once, and the machine after `sync`."""
         if self._file < 0 or self._sizes[self._active] >= self._segment_bytes:
-            self._roll()
+            self.roll()
         return self._write(kind, payload)
+
+    def roll(self) -> None:
+        """Begin a new file, with a header of now."""
+        if self._file >= 0:
+            self.sync()
+            os.close(self._file)
+        self._open(self._next_number())
+        self._write(HEADER, self._header())
+        self._sync_folder()
 
     def read(self, place: Place) -> bytes:
         """The payload at `place`."""
@@ -127,14 +136,6 @@ class SegmentLog:
         self._file = os.open(self._path(segment), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
         self._active = segment
         self._sizes.setdefault(segment, 0)
-
-    def _roll(self) -> None:
-        if self._file >= 0:
-            self.sync()
-            os.close(self._file)
-        self._open(self._next_number())
-        self._write(HEADER, self._header())
-        self._sync_folder()
 
     def _next_number(self) -> int:
         """Above every file that was ever here, so that a file set aside is never overwritten."""

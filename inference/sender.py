@@ -19,8 +19,6 @@ SEND_FAILURES = Counter(
     "lagoon_outbox_send_failures", "Messages that will be sent again because Kafka did not take them"
 )
 
-_RETRY_S = 1.0
-
 
 class Producer(Protocol):
     """What sending needs of `infra.kafka.Producer`."""
@@ -44,9 +42,11 @@ class Sender:
     then never arrive behind a later one, which a reader that goes by sequence would take for a repetition.
     """
 
-    def __init__(self, outbox: Outbox, packer: Packer, producer: Producer, num_partitions: int) -> None:
+    def __init__(
+        self, outbox: Outbox, packer: Packer, producer: Producer, num_partitions: int, retry_s: float = 1.0
+    ) -> None:
         self._outbox, self._packer, self._producer = outbox, packer, producer
-        self._num_partitions = num_partitions
+        self._num_partitions, self._retry_s = num_partitions, retry_s
         self._in_flight: set[int] = set()
         self._retry_at: dict[int, float] = {}
         self.error: BrokerError | None = None
@@ -92,4 +92,4 @@ class Sender:
             self._outbox.acknowledge(pack)
         else:
             SEND_FAILURES.inc()
-            self._retry_at[pack.partition] = time.monotonic() + _RETRY_S
+            self._retry_at[pack.partition] = time.monotonic() + self._retry_s

@@ -27,8 +27,6 @@ BROKEN = Counter("lagoon_broken_weight_versions", "Attempts at a weight version 
 PROBE_TOLERANCE = {"fp32": 2e-3, "bf16": 1e-1}
 """Largest difference of a logprob, engine against learner at equal weights, by the learner's precision."""
 
-_RETRY_S = 5.0
-
 _NOTHING_PUBLISHED = "no version has been published yet"
 
 MakeEngine = Callable[[Path, int], Engine]
@@ -143,7 +141,7 @@ class WeightFollower:
         distrusted: Versions that were loaded and could not be proven; tokens they sampled are no training material.
     """
 
-    def __init__(self, settings: Settings, store: Store, server: Server) -> None:
+    def __init__(self, settings: Settings, store: Store, server: Server, retry_s: float = 5.0) -> None:
         self.latest = 0
         self.manifest: Manifest | None = None
         self.faults: dict[int, str] = {}
@@ -151,7 +149,7 @@ class WeightFollower:
         self._store_error = _NOTHING_PUBLISHED
         self._store, self._server = store, server
         self._max_staleness, self._timeout_s = settings.loop.max_staleness, settings.weights.timeout_s
-        self._poll_s = settings.weights.poll_s
+        self._poll_s, self._retry_s = settings.weights.poll_s, retry_s
         self._retry_at: dict[int, float] = {}
         self._read_at = time.monotonic()
         self._lock = asyncio.Lock()
@@ -227,7 +225,7 @@ class WeightFollower:
         except STORE_ERRORS as error:
             BROKEN.inc()
             self.faults[version] = f"version {version} skipped: {error}"
-            self._retry_at[version] = time.monotonic() + _RETRY_S
+            self._retry_at[version] = time.monotonic() + self._retry_s
             if self._server.loaded != before:
                 self.distrusted.add(version)
                 await self._go_back()
