@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from infra.cli import arguments, tables
 from infra.kafka import client_settings, topic_differences
 from infra.lake import Lake
-from infra.stack import health, kafka, mlflow
+from infra.stack import container, health, java, kafka, mlflow
 from infra.stack.bring_up import resolve
 from infra.stack.programs import ROOT
 from infra.stack.supervise import Supervisor
@@ -56,22 +56,14 @@ def examine(check: Callable[[Settings], Finding], settings: Settings) -> Finding
         return Finding("failed", f"{error.args[0].str()}; check kafka.brokers and the rights of this client")
 
 
-def java(settings: Settings) -> Finding:
-    """A Java for the local broker."""
+def local_broker(settings: Settings) -> Finding:
+    """What the local broker runs on."""
     if not kafka.is_local(settings):
         return Finding("not needed: kafka.brokers is set")
-    command = kafka.find_java()[0]
-    return Finding(f"Java {kafka.java_version(command)} ({command})")
-
-
-def jars(settings: Settings) -> Finding:
-    """Kafka's jars, or something to fetch them with."""
-    if not kafka.is_local(settings):
-        return Finding("not needed: kafka.brokers is set")
-    folder = kafka.jars_folder(kafka.local(settings).jars)
-    if folder.exists():
-        return Finding(f"fetched ({folder.name})")
-    return Finding("not fetched yet; Maven is here") if shutil.which("mvn") else Finding("missing", kafka.NO_MAVEN)
+    lacking = java.missing(kafka.local(settings).jars)
+    if not lacking:
+        return Finding(f"Java {java.java_version(java.find_java()[0])}, jars or Maven")
+    return Finding("Docker") if container.is_possible() else Finding("missing", lacking)
 
 
 def supervisor(settings: Settings) -> Finding:
@@ -158,8 +150,7 @@ def libraries(_settings: Settings) -> Finding:
 CHECKS = {
     "libraries": libraries,
     "disk": disk,
-    "java": java,
-    "kafka's jars": jars,
+    "java": local_broker,
     "supervisor": supervisor,
     "broker": broker,
     "topics": topics,

@@ -101,7 +101,7 @@ def wait_until_well(settings: Settings, supervisor: Supervisor, names: Sequence[
         answers = {n: health.check(settings, states[n]) for n in waiting}
         elapsed = time.monotonic() - started
         for name in [n for n in waiting if answers[n].ok]:
-            report(f"{name}: ready at {answers[name].address} ({elapsed:.1f} s)")
+            report(f"{name}: {answers[name].reason or f'ready at {answers[name].address}'} ({elapsed:.1f} s)")
             waiting.remove(name)
         ended = [n for n in waiting if not states[n].is_up]
         if ended or (waiting and elapsed > settings.stack.start_timeout_s):

@@ -51,6 +51,8 @@ def check(settings: Settings, state: State) -> Health:
     """The health of a supervised program: a dead one is not well, a live one says so itself."""
     if state.name in {"running", "starting"}:
         return _answer(settings, state.program)
+    if state.is_finished:
+        return Health(True, "finished")
     return Health(False, f"{state.name}, exit status {state.exit_status}: {last_line(state.log)}")
 
 

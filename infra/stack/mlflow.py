@@ -20,7 +20,8 @@ def address(settings: Settings) -> str:
 
 def is_local(settings: Settings) -> bool:
     """Whether the run tracks on this data folder's own server."""
-    return settings.tracking.enabled and settings.tracking.uri in ("", address(settings))
+    uri = settings.tracking.uri
+    return settings.tracking.enabled and (not uri or (ports.HOST in uri and uri == address(settings)))
 
 
 def command(settings: Settings) -> list[str]:

@@ -19,11 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from supervisor.xmlrpc import Faults
+
 from infra.stack.programs import Program
 from schemas.errors import DeadlineError, StackError
 
 MARK = "LAGOON_STACK"
 """Environment variable by which a stack knows its own processes again if their supervisor was killed."""
+
+_UP = ("running", "starting", "backoff")
 
 MAX_SOCKET_PATH = 100  # the kernel's limit is 107 bytes; supervisord appends its pid while it binds
 
@@ -76,7 +80,12 @@ class State:
     @property
     def is_up(self) -> bool:
         """Running, or on its way."""
-        return self.name in {"running", "starting", "backoff"}
+        return self.name in _UP
+
+    @property
+    def is_finished(self) -> bool:
+        """Ended by itself, with success."""
+        return self.name == "exited" and not self.exit_status
 
 
 class Supervisor:
@@ -97,10 +106,12 @@ class Supervisor:
             _write(self._file(program.name), self.program_text(program))
         self.launch()
         self._reread()
+        names = [p.name for p in programs]
+        self._wait(lambda: not self._in(names, "stopping"), 120, f"{', '.join(names)} to stop first")
         up = {s.program for s in self.states() if s.is_up}
-        for program in programs:
-            if program.name not in up:
-                self._call("startProcess", program.name, False)
+        for name in names:
+            if name not in up:
+                self._call("startProcess", name, False, unless=Faults.ALREADY_STARTED)
 
     def stop(self, names: Sequence[str], timeout_s: float) -> None:
         """Stop programs, all at once; each gets SIGTERM, then SIGKILL after its own limit.
@@ -110,8 +121,8 @@ class Supervisor:
         """
         for state in self.states():
             if state.program in names and state.is_up:
-                self._call("stopProcess", state.program, False)
-        self._wait(lambda: not self._alive(names), timeout_s, f"{', '.join(names)} to stop")
+                self._call("stopProcess", state.program, False, unless=Faults.NOT_RUNNING)
+        self._wait(lambda: not self._in(names, *_UP, "stopping"), timeout_s, f"{', '.join(names)} to stop")
 
     def forget(self, names: Sequence[str]) -> None:
         """Take stopped programs out of the supervisor's books."""
@@ -122,7 +133,7 @@ class Supervisor:
     def restart(self, name: str, timeout_s: float = 60) -> None:
         """Stop one program and start it again."""
         self.stop([name], timeout_s)
-        self._call("startProcess", name, False)
+        self._call("startProcess", name, False, unless=Faults.ALREADY_STARTED)
 
     def states(self) -> list[State]:
         """Every program that the supervisor knows; none when there is no supervisor."""
@@ -165,14 +176,14 @@ class Supervisor:
 
     def _reread(self) -> None:
         added, changed, removed = self._call("reloadConfig")[0]
+        self.stop([*changed, *removed], timeout_s=120)
         for name in [*changed, *removed]:
-            self._call("stopProcessGroup", name)
             self._call("removeProcessGroup", name)
         for name in [*added, *changed]:
             self._call("addProcessGroup", name)
 
-    def _alive(self, names: Sequence[str]) -> list[str]:
-        return [s.program for s in self.states() if s.program in names and (s.is_up or s.name == "stopping")]
+    def _in(self, names: Sequence[str], *states: str) -> list[str]:
+        return [s.program for s in self.states() if s.program in names and s.name in states]
 
     def _end_orphans(self) -> None:
         """End processes of this stack that no supervisor looks after: they hold its ports."""
@@ -213,10 +224,12 @@ class Supervisor:
     def _rpc(self) -> Any:
         return xmlrpc.client.ServerProxy("http://localhost", transport=_Transport(self.socket_path()), allow_none=True)
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any, unless: int | None = None) -> Any:
         try:
             return getattr(self._rpc().supervisor, method)(*arguments)
         except xmlrpc.client.Fault as fault:
+            if fault.faultCode == unless:  # the program was quicker than we
+                return None
             raise StackError(f"supervisor: {method}{arguments}: {fault.faultString}") from fault
         except (OSError, http.client.HTTPException) as error:
             raise StackError(f"the supervisor of {self.data_dir} does not answer ({error}); run `lagoon up`") from error

@@ -77,8 +77,8 @@ def test_what_a_killed_supervisor_left_behind_is_ended_before_the_next_start(
     os.kill(int((supervisor.folder / "supervisord.pid").read_text()), signal.SIGKILL)
     _until(lambda: not supervisor.is_running())
     supervisor.start([program])
-    assert marked(str(tmp_path)) == [_pid(supervisor, "sleeper")]
     assert _pid(supervisor, "sleeper") != orphan
+    _until(lambda: marked(str(tmp_path)) == [_pid(supervisor, "sleeper")])
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack import health, kafka, ports, programs
+from infra.stack import container, health, java, kafka, ports, programs
 from infra.stack.bring_up import exclusive, resolve
 from infra.stack.policy import policy_key
 from infra.stack.supervise import MAX_SOCKET_PATH, State, Supervisor
@@ -95,20 +95,34 @@ def test_the_policy_is_made_anew_only_for_what_it_depends_on(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("banner", "major"), [("17.0.15", 17), ("25", 25), ("1.8.0_292", 8), ("21-ea", 0)])
 def test_the_major_version_of_java_is_read_from_its_banner(tmp_path: Path, banner: str, major: int) -> None:
-    assert kafka.java_version(_fake_java(tmp_path, banner)) == major
+    assert java.java_version(_fake_java(tmp_path, banner)) == major
 
 
-def test_a_java_that_is_too_old_is_refused_with_the_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", f"{Path(_fake_java(tmp_path, '11.0.2')).parent}:/usr/bin:/bin")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(StackError, match=r"the system has Java 11; install .*openjdk-17.*lagoon-rl\[java\]"):
-        kafka.find_java()
-
-
-def test_without_maven_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_and_maven_one_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_java(tmp_path, "11.0.2")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(StackError, match="apt-get install maven"):
-        kafka.fetch_jars(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(StackError, match=r"Java 17 or newer and Maven .*apt-get install openjdk-17-jre-headless maven"):
+        java.command(tmp_path)
+
+
+def test_jars_that_are_there_need_no_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = _fake_java(tmp_path, "21.0.1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    jars = java.jars_folder(tmp_path)
+    jars.mkdir()
+    assert java.command(tmp_path) == [system, "-cp", f"{jars}/*"]
+
+
+def test_a_container_gets_the_same_properties_with_open_listeners(tmp_path: Path) -> None:
+    local = kafka.LocalKafka(tmp_path, tmp_path / "data", 20_001, 20_002)
+    environment = container.environment(local.properties)
+    assert environment["KAFKA_LISTENERS"] == "PLAINTEXT://:20001,CONTROLLER://:20002"
+    assert environment["KAFKA_ADVERTISED_LISTENERS"] == "PLAINTEXT://127.0.0.1:20001"
+    assert environment["KAFKA_LOG_DIRS"] == "/data"
+    assert environment["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
 
 
 def test_the_broker_listens_on_loopback_and_creates_no_topics_by_itself(tmp_path: Path) -> None:
@@ -144,6 +158,11 @@ def test_a_dead_programs_reason_is_its_last_log_line(tmp_path: Path) -> None:
     answer = health.check(Settings(), dead)
     assert not answer.ok
     assert answer.reason == "fatal, exit status 2: no such file: policy"
+
+
+def test_a_learner_that_has_finished_is_well(tmp_path: Path) -> None:
+    finished = State("learner", "exited", 0, 3, 0, tmp_path / "log")
+    assert health.check(Settings(), finished) == health.Health(True, "finished")
 
 
 def test_a_service_that_has_left_no_address_is_not_well(tmp_path: Path) -> None:
