@@ -1,0 +1,58 @@
+# Lagoon. `make` lists what there is. Settings go through: make demo ARGS="--run.seed=1"
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+  $$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
+UV = $(or $(shell command -v uv),build/uv/bin/uv)
+ARGS ?=
+
+.PHONY: help setup lock demo up down test check arch bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: .venv/synced  ## install everything into .venv, and Kafka's jars into .lagoon; quick when done before
+	@$(BIN)/python -m infra.stack.java .lagoon/kafka
+
+.venv/synced: requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Lagoon needs Python 3.11 or 3.12; on Debian or Ubuntu:" \
+	  "sudo apt-get install python3.11 python3.11-venv"; exit 1; }
+	@command -v uv >/dev/null || test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv; }
+	@test -x $(BIN)/python || $(UV) venv -q --python $(PYTHON) .venv
+	$(UV) pip sync -q --python $(BIN)/python --require-hashes requirements.lock
+	$(UV) pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+lock: .venv/synced  ## resolve pyproject.toml anew into requirements.lock
+	$(UV) pip compile -q --universal --python $(BIN)/python --generate-hashes --no-header --no-annotate \
+	  --no-emit-index-url --extra java --group dev --upgrade -o requirements.lock pyproject.toml
+
+demo: setup  ## the whole loop on this machine: servers, rollouts, learner, evaluator; some minutes
+	@$(BIN)/lagoon demo $(ARGS)
+
+up: setup  ## start what is missing (ARGS="--config my.toml")
+	@$(BIN)/lagoon up $(ARGS)
+
+down:  ## stop what `make up` started
+	@$(BIN)/lagoon down $(ARGS)
+
+test: setup  ## all tests: unit, flows, real Kafka, real processes
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/synced  ## format, lint, types, architecture, unit tests: what CI runs, in the same order
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	@$(MAKE) --no-print-directory arch
+	$(BIN)/python -m pytest tests/unit
+
+arch: .venv/synced  ## the rules of who may import whom
+	$(BIN)/lint-imports
+
+bench: setup  ## the figures that the README quotes
+	@for b in tests/benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b $(ARGS) || exit 1; done
+
+clean:  ## remove the environment and build output; runs under .lagoon stay
+	rm -rf .venv build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
