@@ -53,11 +53,11 @@ def fetch_jars(folder: Path) -> Path:
     Raises:
         StackError: Maven fails.
     """
-    target = jars_folder(folder)
+    target = jars_folder(folder.absolute())  # Maven takes relative paths from the folder of its pom
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         jars = Path(temporary) / "jars"
         fetch = ["mvn", "-q", "-B", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={jars}"]
         call(fetch, "fetch Kafka's jars")
