@@ -1,5 +1,6 @@
 """What source partitions do about epochs: a tick first, a cap on bytes, an end that leaves nothing pending."""
 
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,8 @@ MAX_ITEMS = 256
 """Most items that a partition emits at a time."""
 
 _IDLE = timedelta(milliseconds=20)
+_REST_S = 0.005
+_QUIET_S = 0.25
 
 
 class Flag(Protocol):
@@ -71,7 +74,7 @@ class EpochPart(StatefulSourcePartition[Item, State | None]):
         if not self._ending and self._left > 0:
             batch += self._pull()
         self._ending = self._ending or bool(self._stop) or self.at_end()
-        self._wake = None if batch else datetime.now(UTC) + _IDLE
+        self._wake = None if batch else self._rest()
         return batch
 
     def next_awake(self) -> datetime | None:
@@ -89,7 +92,15 @@ class EpochPart(StatefulSourcePartition[Item, State | None]):
         """Let go of what the partition holds."""
         PULSE.end(self.part)
 
+    def _rest(self) -> datetime:
+        """When to look again. While it waits Bytewax wakes a thousand times a second, so a quiet process sleeps here."""
+        if PULSE.quiet_s() > _QUIET_S:
+            time.sleep(_REST_S)
+        return datetime.now(UTC) + _IDLE
+
     def _pull(self) -> Sequence[Raw | Hole | Clock]:
         items = self.pull(MAX_ITEMS, self._left)
+        if items:
+            PULSE.active()
         self._left -= sum(item.num_bytes for item in items if not isinstance(item, Clock))
         return items

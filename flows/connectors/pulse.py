@@ -17,12 +17,21 @@ class Pulse:
         self._beats: dict[str, float] = {}
         self._troubles: dict[str, str] = {}
         self._begun = False
+        self._active_at = 0.0
 
     def beat(self, part: str) -> None:
         """`part` has finished an epoch."""
         with self._lock:
             self._beats[part] = time.monotonic()
             self._begun = True
+
+    def active(self) -> None:
+        """A source has emitted something."""
+        self._active_at = time.monotonic()
+
+    def quiet_s(self) -> float:
+        """Seconds since a source of this process emitted something."""
+        return time.monotonic() - self._active_at
 
     def end(self, part: str) -> None:
         """`part` has ended; its silence is no fault."""
