@@ -1,7 +1,10 @@
 """Arrow rows to tensors: length-sorted micro-batches, padded, aligned for next-token prediction."""
 
+# pyright: reportAttributeAccessIssue=false
+# (pyarrow.compute makes its functions when it is imported)
+
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +62,17 @@ def micro_batches(rows: pa.Table, advantages: Floats, parts: int, pad: int = 0) 
     columns = [_flat(rows.column(name).take(pa.array(order))) for name in TOKEN_COLUMNS]
     for part in np.array_split(np.arange(len(order)), parts):
         yield _micro_batch(order[part], part, columns, advantages, pad)
+
+
+def rank_batches(rows: pa.Table, advantages: Floats, parts: int, rank: int, size: int) -> Iterator[MicroBatch]:
+    """The micro-batches of rank `rank` of `size`: every size-th row by length, so that all have about as much to do.
+
+    `rows` of the micro-batches are places in the global batch.
+    """
+    lengths = pc.list_value_length(rows.column("token_ids")).to_numpy()
+    mine = np.argsort(lengths, kind="stable")[rank::size]
+    for batch in micro_batches(rows.take(pa.array(mine)), advantages[mine], parts):
+        yield replace(batch, rows=torch.from_numpy(mine)[batch.rows])
 
 
 def _micro_batch(

@@ -51,12 +51,14 @@ class LiveBuffer:
         return list(self._live.values())
 
     def add(self, delta_version: int, chunk: pa.Table, uses: Mapping[str, int] | None = None) -> None:
-        """Take in the rows of `chunk` (columns trajectory_id, min_weight_version, version_bucket, priority, payload)."""
+        """Take in the rows of `chunk`: its columns are the fields of Live, and the payload."""
         names = ("trajectory_id", "min_weight_version", "version_bucket", "priority")
-        for index, cells in enumerate(zip(*(chunk.column(n).to_pylist() for n in names), strict=True)):
-            if cells[0] not in self._live:
-                used = (uses or {}).get(cells[0], 0)
-                self._live[cells[0]] = Live(*cells, delta_version, self._arrivals, chunk, index, used)
+        cells = zip(*(chunk.column(n).to_pylist() for n in names), strict=True)
+        for index, (name, version, bucket, priority) in enumerate(cells):
+            if name not in self._live:
+                used = (uses or {}).get(name, 0)
+                row = Live(name, version, bucket, priority, delta_version, self._arrivals, chunk, index, used)
+                self._live[name] = row
                 self._arrivals += 1
 
     def discard(self, trajectory_ids: Iterable[str]) -> int:

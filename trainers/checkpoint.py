@@ -141,7 +141,7 @@ def _load(folder: Path) -> Checkpoint:
                 f"checkpoint file {path} is {observed}; its manifest says {file.num_bytes} bytes, {file.sha256[:12]}. "
                 + _MEND
             )
-    return Checkpoint(folder, complete.state, decode(Cursor, (folder / CURSOR).read_bytes()))
+    return Checkpoint(folder, complete.state, Cursor.model_validate_json((folder / CURSOR).read_bytes()))
 
 
 _MEND = "Restore it from a backup, or move the folder away to go on from the checkpoint before it"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from schemas.errors import SettingsError
+from schemas.messages import Probe
 from schemas.settings import Settings
 from trainers.batches import MicroBatch
 from trainers.metrics import COLUMNS, trajectory_sums
@@ -22,6 +23,7 @@ from trainers.policy import Scorer, load_policy
 from trainers.ranks import Ranks
 
 TAG = "deepspeed"
+PROBE_TOKENS, PROBE_STRIDE = 32, 37
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -81,11 +83,14 @@ class Engine:
         summed = self._ranks.add(sums)  # each row is one rank's alone
         return summed.cpu().numpy(), float(self._engine.get_global_grad_norm() or norm)
 
-    def logprobs(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
-        """Logprobs of `token_ids` but the first, with the weights as they are now."""
+    def probe(self) -> Probe:
+        """Logprobs at temperature 1 of fixed tokens, with the weights now: what an engine must agree with."""
+        vocabulary = int(self.model.config.vocab_size)
+        token_ids = tuple((PROBE_STRIDE * i + 1) % vocabulary for i in range(PROBE_TOKENS))
         ids = torch.tensor([token_ids], device=self._ranks.device)
         with torch.no_grad():
-            return tuple(self._engine(ids, torch.ones_like(ids[:, 1:], dtype=torch.bool)).tolist())
+            logprobs = self._engine(ids, torch.ones_like(ids[:, 1:], dtype=torch.bool), 1.0)
+        return Probe(token_ids=token_ids, logprobs=tuple(logprobs.tolist()))
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The whole weights of the Hugging Face model."""

@@ -15,9 +15,10 @@ COLUMNS = ("num_tokens", "loss", "kl", "entropy", "ratio", "log_ratio", "clipped
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryMetrics:
-    """Per trajectory, shape [n]. `weight` is the geometric mean of its importance ratios (GSPO, arXiv 2507.18071, eq. 7).
+    """Per trajectory, shape [n].
 
-    The mean, not the product, so that a weight does not depend on the length of the answer.
+    `weight` is the geometric mean of its importance ratios (GSPO, arXiv 2507.18071, equation 7): the mean, not the
+    product, so that a weight does not depend on the length of the answer.
     """
 
     num_tokens: NDArray[np.int64]
@@ -48,7 +49,15 @@ class StepMetrics:
 def trajectory_sums(terms: Terms, logprobs: Tensor, behavior_logprobs: Tensor, owners: Tensor, rows: int) -> Tensor:
     """Sums [rows, len(COLUMNS)] in float64 over the action tokens [n] that `owners` [n] gives to each row."""
     log_ratio = logprobs - behavior_logprobs
-    sums = (torch.ones_like(logprobs), terms.loss, terms.kl, -logprobs, terms.importance_ratio, log_ratio, terms.clipped)
+    sums = (
+        torch.ones_like(logprobs),
+        terms.loss,
+        terms.kl,
+        -logprobs,
+        terms.importance_ratio,
+        log_ratio,
+        terms.clipped,
+    )
     values = torch.stack([x.detach().double() for x in sums], dim=1)
     table = torch.zeros(rows, len(COLUMNS), dtype=torch.float64, device=logprobs.device)
     table[:, :-1].index_add_(0, owners, values)

@@ -32,8 +32,8 @@ class Scorer(nn.Module):
         self.temperature = temperature
         self._plain = model.config.model_type in _PLAIN_HEADS
 
-    def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
-        """Logprobs float32 [n] of the tokens `token_ids[:, 1:][mask]`.
+    def forward(self, token_ids: Tensor, mask: Tensor, temperature: float | None = None) -> Tensor:
+        """Logprobs float32 [n] of the tokens `token_ids[:, 1:][mask]`, at `temperature` or the scorer's own.
 
         `token_ids` [b, t] is right-padded: under the causal mask padding changes nothing. `mask` is bool [b, t-1]:
         position j stands for token j + 1, which the logits of token j predict. Logits are only made where the mask is.
@@ -44,7 +44,7 @@ class Scorer(nn.Module):
             logits = cast(nn.Module, self.model.get_output_embeddings())(hidden[mask])
         else:
             logits = self.model(input_ids=token_ids[:, :-1], use_cache=False).logits[mask]
-        scaled = logits.float() / self.temperature
+        scaled = logits.float() / (temperature or self.temperature)
         return -nn.functional.cross_entropy(scaled, targets, reduction="none")
 
 
@@ -113,5 +113,3 @@ def _contiguous(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[s
     """Tensors as a file can hold them: whole, on the CPU, a tied head left out (it is made from the embedding)."""
     tied = {"lm_head.weight"} if getattr(model.config, "tie_word_embeddings", False) else set[str]()
     return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items() if name not in tied}
-
-

@@ -1,5 +1,6 @@
 """Publishing: weights of a complete checkpoint to the store, then the news to Kafka and MLflow."""
 
+from datetime import datetime
 from pathlib import Path
 
 from infra.kafka import Producer
@@ -11,7 +12,7 @@ from schemas.errors import BrokerError, WeightStoreError
 from schemas.messages import Manifest, Probe, WeightSummary
 from schemas.settings import Learner
 from schemas.topics import WEIGHTS
-from trainers.checkpoint import Checkpoint, State
+from trainers.checkpoint import POLICY, Checkpoint, State
 
 
 def sync_interval(learner: Learner, step: int) -> int:
@@ -25,19 +26,20 @@ def is_due(learner: Learner, step: int, published_step: int) -> bool:
     return step - published_step >= sync_interval(learner, step) or step >= learner.num_train_steps
 
 
-def manifest(folder: Path, state: State, version: int, delta_version: int, probe: Probe, checkpoint: str) -> Manifest:
-    """The manifest of the weights in `folder`, to be published as `version`."""
+def manifest(checkpoint: Path, state: State, delta_version: int, probe: Probe, created_at: datetime) -> Manifest:
+    """The manifest of the weights in folder `checkpoint`, to be published as the version of `state`."""
+    folder = checkpoint / POLICY
     return Manifest(
-        version=version,
-        parent=version - 1 or None,
+        version=state.weight_version,
+        parent=state.weight_version - 1 or None,
         files=describe(folder),
         fingerprint=fingerprint(folder / "model.safetensors"),
         probe=probe,
         train_step=state.step,
         delta_version=delta_version if delta_version >= 0 else None,
         mlflow_run=state.mlflow_run,
-        checkpoint=checkpoint,
-        created_at=state.incarnations[-1].started_at,
+        checkpoint=checkpoint.name,
+        created_at=created_at,
     )
 
 

@@ -1,7 +1,9 @@
 """The rows that explain a step: `train_steps` and `train_samples`."""
 
+# pyright: reportAttributeAccessIssue=false
+# (pyarrow.compute makes its functions when it is imported)
+
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -30,9 +32,7 @@ class Step:
     wait_s: float
 
 
-def step_row(
-    step: Step, metrics: StepMetrics, num_tokens: int, grad_norm: float, busy_s: float, finished_at: datetime
-) -> dict[str, Any]:
+def step_row(step: Step, metrics: StepMetrics, num_tokens: int, grad_norm: float, busy_s: float) -> dict[str, Any]:
     """The figures of `step` that its row and MLflow share."""
     return {
         "step": step.number,
@@ -49,7 +49,6 @@ def step_row(
         "wait_s": step.wait_s,
         "busy_s": busy_s,
         "directive_id": step.orders.directive_id,
-        "finished_at": finished_at,
     }
 
 

@@ -4,6 +4,9 @@ Only rank 0 has one. It pins the Delta version that a batch was read at and hand
 ranks agree, and the order of trajectories does not depend on how many there are.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# (pyarrow.compute makes its functions when it is imported)
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from pydantic import Field
 
 from infra.lake import Lake
 from infra.tail import Tail
@@ -52,7 +56,7 @@ class Cursor(Message):
     last_admitted_at: datetime | None = None
     live: tuple[tuple[str, int, int], ...] = ()
     oldest_bucket: int = 0
-    gone: dict[str, int] = {}
+    gone: dict[str, int] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +175,10 @@ class ExperienceStream:
         wanted = (ds.field("version_bucket") >= cursor.oldest_bucket) & ds.field("trajectory_id").isin(ids)
         rows = handle.to_pyarrow_dataset().to_table(columns=_COLUMNS, filter=wanted)
         if rows.num_rows < len(ids):
+            missing = sorted(set(ids) - set(rows["trajectory_id"].to_pylist()))
             raise LakeError(
-                f"{len(ids) - rows.num_rows} of {len(ids)} live trajectories of the checkpoint are not in `experience` "
-                f"at version {handle.version()}, for example {sorted(set(ids) - set(rows['trajectory_id'].to_pylist()))[0]}; "
+                f"{len(missing)} of {len(ids)} live trajectories of the checkpoint are not in `experience` "
+                f"at version {handle.version()}, for example {missing[0]}; "
                 "rows must stay in the lake for as long as a learner may use them"
             )
         self._restore(cursor, rows.cast(self._experience.schema))

@@ -16,7 +16,7 @@ class Watchdog:
         """A batch came."""
         self.fed_at, self.alarms = now, 0
 
-    def reason(self, now: float) -> bool:
+    def is_due(self, now: float) -> bool:
         """Whether a new alarm is due."""
         due = int((now - self.fed_at) // self.limit_s)
         news, self.alarms = due > self.alarms, max(due, self.alarms)

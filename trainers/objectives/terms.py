@@ -1,4 +1,4 @@
-"""What an objective takes and gives: tensors over tokens, no reduction, so that any split of a batch sums to the same."""
+"""What an objective takes and gives: tensors over tokens, not reduced: all splits of a batch sum to the same."""
 
 from dataclasses import dataclass
 from typing import Protocol

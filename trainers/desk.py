@@ -1,0 +1,190 @@
+"""Rank 0's desk: follows the lake and the orders, decides each step for all ranks, writes down what came of it."""
+
+import time
+import uuid
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from infra.failpoints import hit
+from infra.kafka import Producer
+from infra.lake import Lake
+from infra.telemetry import Stop, Telemetry, logger
+from infra.tracking import Tracking
+from infra.weights import WeightStore
+from schemas.messages import Probe
+from schemas.settings import Settings
+from trainers.batches import num_action_tokens, row_advantages
+from trainers.checkpoint import Checkpoint, Checkpoints, Incarnation, State
+from trainers.credit import Floats
+from trainers.directives import Directives
+from trainers.metrics import summarize
+from trainers.publish import Publisher, is_due, manifest
+from trainers.records import Step, lineage, sample_rows, step_row
+from trainers.reports import Reports, numbers
+from trainers.stream import Batch, ExperienceStream
+from trainers.watchdog import Watchdog, explain
+
+SHIPPED = ("token_ids", "action_mask", "behavior_logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What all ranks do next: train on `rows` of the global batch, wait, or end. `save` and `publish` follow a step."""
+
+    kind: Literal["train", "wait", "end"]
+    rows: pa.Table = field(default_factory=lambda: pa.table({}))
+    advantages: Floats = field(default_factory=lambda: np.zeros(0))
+    num_tokens: int = 0
+    learning_rate: float = 0.0
+    save: bool = False
+    publish: bool = False
+
+
+class Desk:
+    """Owns all that the learner has outside DeepSpeed; exists on rank 0 only."""
+
+    def __init__(self, settings: Settings, telemetry: Telemetry, found: Checkpoint | None, ranks: int):
+        self._settings, self._learner = settings, settings.learner
+        self._log = logger("learner", telemetry.instance)
+        self._lake = Lake.of(settings)
+        self._lake.ensure()
+        self._producer = Producer(settings.kafka, telemetry.instance)
+        self._directives = Directives(settings.kafka, telemetry.instance)
+        self._reports = Reports(settings, telemetry, self._producer, ranks)
+        self._stream = ExperienceStream(self._lake, settings, found.cursor if found else None)
+        state = found.state if found else State()
+        self._tracking = Tracking(settings, settings.run.name, state.mlflow_run)
+        self._publisher = Publisher(WeightStore.of(settings), self._producer, self._tracking)
+        self._checkpoints = checkpoints(settings)
+        self._state = _reborn(state, ranks, self._tracking.run_id)
+        self._saved_step = state.step if found else -1
+        self._app_id = f"learner/{self._state.incarnations[-1].name}"
+        self._watchdog = Watchdog(self._learner.watchdog_s, time.monotonic())
+        self._step: Step | None = None
+        self._idle_since = time.monotonic()
+        if found:
+            self._publisher.publish(found)
+
+    @property
+    def state(self) -> State:
+        """What the learner is after its last step."""
+        return self._state
+
+    def next(self, stop: Stop) -> Order:
+        """The next order; within a second, so that no rank waits in the dark."""
+        deadline = time.monotonic() + 1.0
+        while not stop and self._state.step < self._learner.num_train_steps:
+            if (batch := self._draw()) is not None:
+                return self._train(batch)
+            if time.monotonic() >= deadline:
+                return Order("wait")
+            stop.wait(self._learner.poll_s)
+        return Order("end", save=self._state.step > self._saved_step)
+
+    def record(self, sums: NDArray[np.float64], grad_norm: float, num_tokens: int, busy_s: float) -> None:
+        """Write down the step that the last order was for."""
+        step = self._step
+        if step is None:
+            raise RuntimeError("no step was ordered")
+        metrics, per_row = summarize(sums)
+        row = step_row(step, metrics, num_tokens, grad_norm, busy_s)
+        life = self._state.incarnations[-1]
+        stamp = lineage(life, self._learner.objective, self._tracking.run_id)
+        self._lake.append("train_samples", sample_rows(step, life.name, per_row), self._app_id, step.number)
+        self._lake.append("train_steps", [row | stamp | {"finished_at": datetime.now(UTC)}], self._app_id, step.number)
+        self._state = self._state.model_copy(update={"step": step.number, "mlflow_run": self._tracking.run_id})
+        self._tracking.metrics({f"train/{k}": v for k, v in numbers(row).items()}, step.number)
+        self._reports.step(row)
+        self._idle_since = time.monotonic()
+        hit("learner.after_step")
+
+    def busy(self) -> AbstractContextManager[None]:
+        """Count the time inside as the accelerators' work."""
+        return self._reports.usage.busy()
+
+    def begin_checkpoint(self, publish: bool) -> Path:
+        """The folder of a checkpoint of the state now, with a new weight version if it is to be published."""
+        if publish:
+            changes = {"weight_version": self._state.weight_version + 1, "published_step": self._state.step}
+            self._state = self._state.model_copy(update=changes)
+        return self._checkpoints.begin(self._state.step, self._state.weight_version)
+
+    def finish_checkpoint(self, folder: Path, probe: Probe, publish: bool) -> None:
+        """Make the checkpoint in `folder` whole; only then publish what it made."""
+        state = self._state
+        if publish:
+            made = manifest(folder, state, self._stream.delta_version, probe, datetime.now(UTC))
+            state = state.model_copy(update={"publication": made})
+        hit("learner.before_manifest")
+        saved = self._checkpoints.complete(folder, state, self._stream.cursor())
+        self._saved_step = state.step
+        hit("learner.after_checkpoint")
+        self._publisher.publish(saved)
+        hit("learner.after_publish")
+
+    def close(self) -> None:
+        """Send what is queued, and leave."""
+        self._reports.usage.tick(force=True)
+        self._tracking.close()
+        self._directives.close()
+        self._producer.close()
+
+    def _draw(self) -> Batch | None:
+        """A batch if there is one and it is time for it; reports in passing."""
+        version, now = self._state.weight_version, time.monotonic()
+        self._stream.poll(version)
+        orders = self._directives.poll()
+        self._publisher.tell()
+        self._reports.tick(self._stream, self._state.step, version)
+        if orders.paused:
+            self._watchdog.feed(now)
+            self._reports.health(True, f"paused by directive {orders.directive_id}")
+            return None
+        if now - self._idle_since < self._learner.min_update_s:
+            return None
+        batch = self._stream.take(version, orders.bucket_weights, orders.min_weight_version)
+        if batch is None:
+            self._watch(now)
+            return None
+        self._watchdog.feed(now)
+        self._reports.health(True)
+        return batch
+
+    def _watch(self, now: float) -> None:
+        if self._watchdog.is_due(now):
+            waited, last = now - self._watchdog.fed_at, self._stream.last_admitted_at
+            needed = self._settings.loop.batch_size
+            self._reports.health(False, explain(waited, self._stream.num_available, needed, last, datetime.now(UTC)))
+
+    def _train(self, batch: Batch) -> Order:
+        state, orders = self._state, self._directives.orders
+        number = state.step + 1
+        publish = is_due(self._learner, number, state.published_step)
+        rate = self._learner.learning_rate * orders.learning_rate_scale
+        rate *= min(1.0, number / max(self._learner.warmup_steps, 1))
+        advantages = row_advantages(batch.rows)
+        wait_s = time.monotonic() - self._idle_since
+        version = state.weight_version
+        self._step = Step(number, version, version + 1 if publish else None, rate, orders, batch, advantages, wait_s)
+        tokens = int(num_action_tokens(batch.rows).sum())
+        return Order("train", batch.rows.select(SHIPPED), advantages, tokens, rate, publish, publish)
+
+
+def checkpoints(settings: Settings) -> Checkpoints:
+    """The checkpoints of a run."""
+    root = settings.run.folder / "checkpoints"
+    return Checkpoints(root, settings.learner.keep_checkpoints, lambda: datetime.now(UTC))
+
+
+def _reborn(state: State, world_size: int, mlflow_run: str | None) -> State:
+    """`state` as a new incarnation begins with it."""
+    life = Incarnation(name=uuid.uuid4().hex[:12], resumed_from_step=state.step, started_at=datetime.now(UTC))
+    changes = {"incarnations": (*state.incarnations, life), "publication": None, "mlflow_run": mlflow_run}
+    return state.model_copy(update=changes | {"world_size": world_size})

@@ -1,0 +1,117 @@
+"""The learner. Started by `python trainers/learn.py`, `python -m trainers.learn`, `deepspeed` or `torchrun` alike.
+
+deepspeed --num_accelerators 2 trainers/learn.py --config run.toml --learner.zero_stage=2
+"""
+
+import signal
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+if __package__ in {None, ""}:  # started by its path: imports begin at the folder above, not among the trainers
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from infra.failpoints import hit
+from infra.telemetry import Stop, Telemetry, logger, main
+from infra.weights import WeightStore
+from schemas.settings import Settings
+from trainers.batches import rank_batches
+from trainers.checkpoint import POLICY, Checkpoint
+from trainers.desk import Desk, Order, checkpoints
+from trainers.engine import Engine
+from trainers.policy import export
+from trainers.publish import check_order
+from trainers.ranks import Ranks, prepare_environment
+
+
+def run(settings: Settings | None, telemetry: Telemetry | None, stop: Stop) -> None:
+    """Train until `learner.num_train_steps` are done or `stop` is set; checkpoint and publish on the way.
+
+    Ranks above 0 have no settings and no telemetry of their own, and obey rank 0.
+    """
+    ranks = Ranks()
+    settings = Settings.model_validate(ranks.share(settings))
+    found: Checkpoint | None = ranks.share(find(settings) if ranks.rank == 0 else None)
+    engine = start(settings, ranks, found)
+    desk = Desk(settings, telemetry, found, ranks.size) if telemetry else None
+    if found is None:
+        save(settings, engine, ranks, desk, publish=True)
+    while (order := ranks.share(desk.next(stop) if desk else None)).kind != "end":
+        if order.kind == "train":
+            train(engine, ranks, desk, order)
+        if order.save:
+            save(settings, engine, ranks, desk, order.publish)
+    if order.save:
+        save(settings, engine, ranks, desk, publish=False)
+    if desk:
+        desk.close()
+    engine.close()
+    ranks.close()
+
+
+def find(settings: Settings) -> Checkpoint | None:
+    """The checkpoint to go on from, checked against the weight store.
+
+    Raises:
+        CheckpointError: it is altered or cut off.
+        WeightStoreError: the store is ahead of it, or has lost versions.
+    """
+    newest, incomplete = checkpoints(settings).newest()
+    log = logger("learner")
+    for name in incomplete:
+        log.warning("checkpoint is incomplete, passed over", checkpoint=name)
+    check_order(newest.state if newest else None, WeightStore.of(settings).latest())
+    log.info("resumed" if newest else "new run", checkpoint=newest.folder.name if newest else None)
+    return newest
+
+
+def start(settings: Settings, ranks: Ranks, found: Checkpoint | None) -> Engine:
+    """The engine as `found` left it, or with the starting policy."""
+    first = starting_policy(settings)
+    engine = Engine(settings, ranks, found.policy if found else first, first if settings.learner.kl else None)
+    if found and not engine.restore(found.folder, found.state.world_size):
+        sizes = {"before": found.state.world_size, "now": ranks.size}
+        logger("learner").warning("number of ranks changed under ZeRO: optimizer moments start anew", **sizes)
+    return engine
+
+
+def train(engine: Engine, ranks: Ranks, desk: Desk | None, order: Order) -> None:
+    """One optimizer step, on each rank's share of the batch; rank 0 writes it down."""
+    began = time.monotonic()
+    batches = rank_batches(order.rows, order.advantages, engine.parts, ranks.rank, ranks.size)
+    with desk.busy() if desk else nullcontext():
+        sums, norm = engine.train_step(batches, len(order.advantages), order.num_tokens, order.learning_rate)
+    if desk:
+        desk.record(sums, norm, order.num_tokens, time.monotonic() - began)
+
+
+def save(settings: Settings, engine: Engine, ranks: Ranks, desk: Desk | None, publish: bool) -> None:
+    """A checkpoint, and after it, if due, a publication."""
+    folder: Path = ranks.share(desk.begin_checkpoint(publish) if desk else None)
+    engine.save(folder)
+    tensors, probe = engine.tensors(), engine.probe()
+    if desk:
+        hit("learner.after_shards")
+        export(engine.model, tensors, starting_policy(settings), folder / POLICY)
+        desk.finish_checkpoint(folder, probe, publish)
+    ranks.barrier()
+
+
+def starting_policy(settings: Settings) -> Path:
+    """The folder of the policy that version 1 is."""
+    return Path(settings.policy.path) if settings.policy.path else settings.run.folder / "policy"
+
+
+def follow() -> None:
+    """A rank above 0: it ends when rank 0 says so."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    run(None, None, Stop())
+
+
+if __name__ == "__main__":
+    if prepare_environment() == 0:
+        main("learner", run)
+    else:
+        follow()
