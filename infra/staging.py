@@ -94,7 +94,7 @@ def _stage_file(
         "partition_values": dict(values),
         "modification_time": time.time_ns() // 1_000_000,
         "data_change": True,
-        "stats": json.dumps(_statistics(rows, columns)),
+        "stats": json.dumps(_statistics(rows, columns), ensure_ascii=False),
     }
 
 

@@ -50,6 +50,7 @@ class Tracking:
         self._changed = threading.Condition()
         self._started = threading.Event()
         self._closing = False
+        self._streak = 0
         self._thread: threading.Thread | None = None
         if settings.tracking.enabled and settings.tracking.uri:
             # the client's own patience, 7 retries of 2 minutes, would outlast `close`
@@ -151,14 +152,20 @@ class Tracking:
         try:
             request()
         except Exception as error:  # whatever goes wrong here must not reach the training
-            self.num_failures += 1
-            _FAILURES.inc()
-            self._log.warning("mlflow request failed", error=f"{type(error).__name__}: {error}"[:500])
+            self._note(error)
             if is_permanent(error):
                 self._drop(num_points)
-                return True
-            return False
+            return is_permanent(error)
+        self._streak = 0
         return True
+
+    def _note(self, error: Exception) -> None:
+        self.num_failures += 1
+        self._streak += 1
+        _FAILURES.inc()
+        if self._streak == 1 or self._streak % 30 == 0:
+            text = f"{type(error).__name__}: {error}"[:500]
+            self._log.warning("mlflow request failed", error=text, failures=self.num_failures)
 
     def _has_work(self) -> bool:
         return bool(self._points or self._versions) or self._closing
