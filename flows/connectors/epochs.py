@@ -93,7 +93,7 @@ class EpochPart(StatefulSourcePartition[Item, State | None]):
         PULSE.end(self.part)
 
     def _rest(self) -> datetime:
-        """When to look again. While it waits Bytewax wakes a thousand times a second, so a quiet process sleeps here."""
+        """When to look again. Bytewax wakes a thousand times a second while it waits, so a quiet process sleeps."""
         if PULSE.quiet_s() > _QUIET_S:
             time.sleep(_REST_S)
         return datetime.now(UTC) + _IDLE
