@@ -1,0 +1,150 @@
+"""Rows to tensors: alignment, padding, and that every split of a batch gives the same gradient."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.settings import Policy
+from trainers.batches import micro_batches, num_action_tokens, rank_batches
+from trainers.objectives import OBJECTIVES
+from trainers.policy import Scorer, tiny_llama
+
+VOCABULARY = 16
+
+
+def table(rows: list[tuple[list[int], list[bool], list[float]]]) -> pa.Table:
+    ids, masks, behavior = zip(*rows, strict=True)
+    return pa.table(
+        {
+            "token_ids": pa.array(ids, pa.list_(pa.int32())),
+            "action_mask": pa.array(masks, pa.list_(pa.bool_())),
+            "behavior_logprobs": pa.array(behavior, pa.list_(pa.float32())),
+        }
+    )
+
+
+def random_table(num_rows: int, seed: int = 0) -> pa.Table:
+    random = np.random.default_rng(seed)
+    rows = []
+    for length in random.integers(3, 12, num_rows).tolist():
+        mask = [False, *(random.random(length - 1) < 0.6).tolist()]
+        behavior = np.where(mask, -random.random(length) * 3, 0.0)
+        rows.append((random.integers(0, VOCABULARY, length).tolist(), mask, behavior.tolist()))
+    return table(rows)
+
+
+def scorer(temperature: float = 1.0) -> Scorer:
+    policy = Policy(hidden=32, layers=1, intermediate=32, max_positions=64)
+    return Scorer(tiny_llama(policy, VOCABULARY, 2, 0, seed=3), temperature)
+
+
+def test_tensors_are_shifted_to_predict_the_next_token() -> None:
+    rows = table(
+        [([5, 6, 7, 8], [False, False, True, True], [0.0, 0.0, -0.5, -0.25]), ([9, 3], [False, True], [0, -2])]
+    )
+    (batch,) = micro_batches(rows, np.array([1.0, -1.0]), 1, pad=0)
+    assert batch.rows.tolist() == [1, 0]  # shortest first
+    assert batch.token_ids.tolist() == [[9, 3, 0, 0], [5, 6, 7, 8]]
+    assert batch.action_mask.tolist() == [[True, False, False], [False, True, True]]
+    assert batch.behavior_logprobs.tolist() == [-2.0, -0.5, -0.25]
+    assert batch.advantages.tolist() == [-1.0, 1.0, 1.0]
+    assert batch.owners.tolist() == [0, 1, 1]
+
+
+def test_there_are_always_as_many_micro_batches_as_asked_for() -> None:
+    batches = list(micro_batches(random_table(2), np.ones(2), 4))
+    assert [len(b.rows) for b in batches] == [1, 1, 0, 0]
+    assert batches[3].behavior_logprobs.shape == (0,)
+
+
+def test_equal_weights_give_ratio_one_at_every_action_token() -> None:
+    # 20 tokens scored one by one, unpadded, as a sampler sees them; then in a padded batch, as the learner does
+    model = scorer()
+    ids = torch.randint(0, VOCABULARY, (20,), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        steps = [
+            model.model(input_ids=ids[None, :i]).logits[0, -1].log_softmax(-1)[ids[i]].item() for i in range(1, 20)
+        ]
+        rows = table(
+            [
+                (ids.tolist(), [False] * 4 + [True] * 16, [0.0] * 4 + steps[3:]),
+                ([1] * 30, [False, *[True] * 29], [0.0] * 30),
+            ]
+        )
+        (batch,) = micro_batches(rows, np.ones(2), 1)
+        logprobs = model(batch.token_ids, batch.action_mask)
+    mine = batch.owners == 0
+    ratios = (logprobs - batch.behavior_logprobs)[mine].exp()
+    assert ratios.tolist() == pytest.approx([1.0] * 16, abs=1e-4)
+
+
+def test_logprobs_are_of_the_distribution_that_was_sampled_from() -> None:
+    # logits (2, 1, 0) at temperature 0.5: log softmax (4, 2, 0)[0] = -log(1 + e^-2 + e^-4) = -0.143
+    class Fixed(torch.nn.Module):
+        config = type("Config", (), {"model_type": "fixed"})
+
+        def forward(self, input_ids: torch.Tensor, use_cache: bool) -> object:
+            return type("Output", (), {"logits": torch.tensor([2.0, 1.0, 0.0]).expand(*input_ids.shape, 3)})
+
+    ids = torch.tensor([[1, 0]])
+    logprob = Scorer(Fixed(), 0.5)(ids, torch.tensor([[True]]))  # pyright: ignore[reportArgumentType]
+    assert logprob.item() == pytest.approx(-0.143, abs=1e-3)
+    assert logprob.item() == pytest.approx(-math.log(1 + math.exp(-2) + math.exp(-4)), abs=1e-6)
+
+
+def test_loss_of_uneven_micro_batches_is_one_mean_over_all_tokens() -> None:
+    # one action token with loss 1, nine with loss 0: 0.1, not the mean of means (0.5)
+    rows = table([([1, 2], [False, True], [0.0, 0.0]), ([1] * 10, [False] + [True] * 9, [0.0] * 10)])
+    advantages, total = np.array([-1.0, 0.0]), int(num_action_tokens(rows).sum())
+    assert total == 10
+    for parts in (1, 2):
+        loss = 0.0
+        for batch in micro_batches(rows, advantages, parts):
+            zeros = torch.zeros(len(batch.behavior_logprobs))
+            terms = OBJECTIVES["grpo"](zeros, zeros, batch.advantages, None, clip=0.2, clip_high=0.2, kl=0.0)
+            loss += terms.loss.sum().item() / total
+        assert loss == pytest.approx(0.1)
+
+
+def gradients(batches: list, total: int) -> torch.Tensor:
+    model = scorer()
+    for batch in batches:
+        logprobs = model(batch.token_ids, batch.action_mask)
+        terms = OBJECTIVES["grpo"](
+            logprobs, batch.behavior_logprobs, batch.advantages, None, clip=0.2, clip_high=0.2, kl=0.0
+        )
+        (terms.loss.sum() / total).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize(("parts", "ranks"), [(2, 1), (4, 1), (6, 1), (2, 2), (3, 4)])
+def test_every_split_over_micro_batches_and_ranks_gives_the_same_gradient(parts: int, ranks: int) -> None:
+    rows, advantages = random_table(12), np.random.default_rng(1).normal(size=12)
+    total = int(num_action_tokens(rows).sum())
+    whole = gradients(list(micro_batches(rows, advantages, 1)), total)
+    split = [b for rank in range(ranks) for b in rank_batches(rows, advantages, parts, rank, ranks)]
+    assert sorted(int(i) for b in split for i in b.rows) == list(range(12))
+    assert (gradients(split, total) - whole).norm() <= 1e-6 * whole.norm()
+
+
+@given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 1000))
+def test_no_row_and_no_action_token_is_lost(parts: int, num_rows: int, seed: int) -> None:
+    rows = random_table(num_rows, seed)
+    batches = list(micro_batches(rows, np.ones(num_rows), parts))
+    assert sorted(int(i) for b in batches for i in b.rows) == list(range(num_rows))
+    assert sum(len(b.behavior_logprobs) for b in batches) == sum(sum(m) for m in rows["action_mask"].to_pylist())
+    assert num_action_tokens(rows).tolist() == [sum(m) for m in rows["action_mask"].to_pylist()]
+
+
+def test_sliced_and_chunked_columns_are_read_right() -> None:
+    rows = random_table(9)
+    chunked = pa.concat_tables([rows.slice(0, 4), rows.slice(4, 3)]).slice(2, 5)
+    assert num_action_tokens(chunked).tolist() == [sum(m) for m in chunked["action_mask"].to_pylist()]
+    (batch,) = micro_batches(chunked, np.ones(5), 1)
+    longest = int(batch.rows[-1])
+    assert batch.token_ids[-1].tolist() == chunked["token_ids"].to_pylist()[longest]

@@ -1,0 +1,86 @@
+"""Metrics of a step: over action tokens only, whatever the padding, micro-batches and ranks."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainers.batches import MicroBatch, micro_batches
+from trainers.metrics import COLUMNS, StepMetrics, kish, summarize, trajectory_sums
+from trainers.objectives import OBJECTIVES
+
+
+def table(rows: list[tuple[list[int], list[bool], list[float]]]) -> pa.Table:
+    ids, masks, behavior = zip(*rows, strict=True)
+    return pa.table(
+        {
+            "token_ids": pa.array(ids, pa.list_(pa.int32())),
+            "action_mask": pa.array(masks, pa.list_(pa.bool_())),
+            "behavior_logprobs": pa.array(behavior, pa.list_(pa.float32())),
+        }
+    )
+
+
+def measure(rows: pa.Table, logprobs: torch.Tensor, parts: int = 1) -> StepMetrics:
+    """Metrics where the learner gives token j of row i the logprob `logprobs[i, j]`."""
+    sums = torch.zeros(rows.num_rows, len(COLUMNS), dtype=torch.float64)
+    for batch in micro_batches(rows, np.ones(rows.num_rows), parts):
+        sums[batch.rows] = sums_of(batch, logprobs)
+    return summarize(sums.numpy())[0]
+
+
+def sums_of(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
+    current = logprobs[batch.rows, 1 : batch.token_ids.shape[1]][batch.action_mask]
+    terms = OBJECTIVES["grpo"](
+        current, batch.behavior_logprobs, batch.advantages, None, clip=0.2, clip_high=0.2, kl=0.0
+    )
+    return trajectory_sums(terms, current, batch.behavior_logprobs, batch.owners, len(batch.rows))
+
+
+@pytest.mark.parametrize("padded_to", [17, 32])
+def test_observation_tokens_and_padding_are_in_no_metric(padded_to: int) -> None:
+    # a prompt token, 4 actions at ratio 1, 12 observation tokens with stored logprob 0 where the learner has -2.3:
+    # the wrong mask would give (4 + 12 * 0.1) / 16 = 0.325
+    mask = [False] + [True] * 4 + [False] * 12
+    behavior = [0.0] + [-1.0] * 4 + [0.0] * 12
+    rows = [([1] * 17, mask, behavior)]
+    if padded_to > 17:  # a longer neighbor pads it
+        rows.append(([1] * padded_to, [False] + [True] * (padded_to - 1), [0.0] + [-1.0] * (padded_to - 1)))
+    logprobs = torch.full((len(rows), padded_to), -1.0)
+    logprobs[0, 5:] = -2.3
+    metrics = measure(table(rows), logprobs)
+    assert metrics.importance_ratio_mean == pytest.approx(1.0)
+    assert metrics.importance_ratio_max == pytest.approx(1.0)
+    assert metrics.clip_ratio == 0.0
+    assert metrics.effective_sample_ratio == pytest.approx(1.0)
+
+
+def test_step_metrics_by_hand() -> None:
+    # ratios of row 0: 2, 0.5 (geometric mean 1); of row 1: 3 -> weights 1 and 3: Kish (1+3)^2 / (1+9) = 1.6 of 2
+    rows = table([([1, 2, 3], [False, True, True], [0.0, -1.0, -1.0]), ([1, 2], [False, True], [0.0, -2.0])])
+    logprobs = torch.tensor([[0.0, -1.0 + np.log(2), -1.0 - np.log(2)], [0.0, -2.0 + np.log(3), 0.0]])
+    metrics = measure(rows, logprobs)
+    assert metrics.effective_sample_size == pytest.approx(1.6)
+    assert metrics.effective_sample_ratio == pytest.approx(0.8)
+    assert metrics.importance_ratio_mean == pytest.approx((2 + 0.5 + 3) / 3)
+    assert metrics.importance_ratio_max == pytest.approx(3.0)
+    assert metrics.clip_ratio == pytest.approx(2 / 3)  # advantage 1: ratios 2 and 3 are cut, 0.5 is not
+    assert metrics.entropy == pytest.approx((1 - np.log(2) + 1 + np.log(2) + 2 - np.log(3)) / 3)
+
+
+@given(st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_metrics_do_not_depend_on_the_split(parts: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(2, 9, 6)
+    rows = table([([1] * n, [False, *(random.random(n - 1) < 0.7)], list(-random.random(n))) for n in lengths.tolist()])
+    logprobs = -torch.from_numpy(random.random((6, 9)))
+    whole, split = measure(rows, logprobs).as_dict(), measure(rows, logprobs, parts).as_dict()
+    assert split == pytest.approx(whole, rel=1e-6, abs=1e-9)
+
+
+def test_kish_size_of_equal_weights_is_their_number() -> None:
+    assert kish(np.full(7, 0.3)) == pytest.approx(7.0)
+    assert kish(np.array([5.0, 0.0, 0.0])) == pytest.approx(1.0)
+    assert kish(np.zeros(3)) == 0.0
