@@ -1,0 +1,180 @@
+"""The evaluator and curator: `python -m inference.evaluate`."""
+
+import asyncio
+import os
+from collections import deque
+from functools import partial
+
+from obstore.exceptions import BaseError
+
+from inference.engines.registry import make_engine
+from inference.eval_plan import Job, without_held_out
+from inference.evaluator import Evaluator
+from inference.weights import Server
+from infra.kafka import Follower, Producer
+from infra.telemetry import Stop, Telemetry, logger, main
+from infra.tracking import Tracking
+from infra.usage import Usage
+from infra.weights import WeightStore
+from schemas.errors import BrokerError
+from schemas.messages import EvalResult, Message
+from schemas.names import Phase, Service
+from schemas.settings import Kafka, Settings
+from schemas.topics import EVALS
+
+_POLL_S = 0.2
+_NICENESS = 5
+
+
+class Outgoing:
+    """Messages on their way to Kafka; what it does not take is sent again, in order of failure."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.error: BrokerError | None = None
+        self._producer = producer
+        self._again: deque[tuple[str, str, Message]] = deque()
+
+    def publish(self, topic: str, key: str, message: Message) -> None:
+        """Send a message to a contract topic."""
+        on_delivery = partial(self._delivered, (topic, key, message))
+        self._producer.send(topic, key, message.to_bytes(), on_delivery=on_delivery)
+
+    def pump(self) -> None:
+        """Serve answers, and send again what failed."""
+        self._producer.poll()
+        for _ in range(len(self._again)):
+            self.publish(*self._again.popleft())
+
+    def _delivered(self, item: tuple[str, str, Message], error: BrokerError | None) -> None:
+        self.error = error
+        if error is not None:
+            self._again.append(item)
+
+
+class Evaluation:
+    """The evaluator's verbs."""
+
+    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
+        self._telemetry, self._log = telemetry, logger(Service.EVALUATOR, telemetry.instance)
+        self._producer = Producer(settings.kafka, telemetry.instance)
+        self._outgoing = Outgoing(self._producer)
+        self._usage = Usage(
+            self._producer, Service.EVALUATOR, telemetry.instance, Phase.EVAL, settings.telemetry.usage_s
+        )
+        self._board = Tracking(settings, f"{settings.run.name}-evals", _run_id(settings))
+        self._store = WeightStore.of(settings)
+        engine = make_engine(
+            settings.rollout.engine,
+            max_sessions=settings.rollout.max_episodes,
+            max_tokens=settings.rollout.max_tokens,
+            threads=settings.evaluator.threads,
+        )
+        cache = settings.run.folder / "cache" / "evaluator"
+        self._server = Server(self._store, engine, cache, settings.learner.precision)
+        self._evaluator = Evaluator(
+            settings, self._server, self._outgoing.publish, self._board, self._usage, name=telemetry.instance
+        )
+        self._evaluator.remember(_earlier(settings.kafka, telemetry.instance))
+        self._settings = settings
+        if missing := without_held_out(settings.families):
+            self._log.warning("families without held-out tasks are not evaluated", families=missing)
+
+    async def judge(self) -> None:
+        """Evaluate the newest version that has not been judged, if there is one."""
+        try:
+            job = self._evaluator.next_job(await asyncio.to_thread(self._store.versions))
+            if job is not None:
+                await self._run(job)
+        except (OSError, BaseError) as error:
+            self._telemetry.health(False, f"the weight store cannot be read: {error}")
+            await asyncio.sleep(_POLL_S)
+            return
+        self._telemetry.health(*self._health())
+        await asyncio.sleep(_POLL_S)
+
+    async def report(self) -> None:
+        """Usage, and answers from Kafka."""
+        self._usage.tick()
+        self._outgoing.pump()
+        _save_run_id(self._settings, self._board.run_id)
+        await asyncio.sleep(_POLL_S)
+
+    async def close(self) -> None:
+        """Send what is left, and free everything. An evaluation under way is dropped; the next life runs it again."""
+        await self._server.close()
+        self._usage.tick(force=True)
+        try:
+            self._producer.flush(5)
+        except BrokerError as error:
+            self._log.warning("kafka is away", error=str(error))
+        await asyncio.to_thread(self._board.close)
+
+    async def _run(self, job: Job) -> None:
+        result = await self._evaluator.run(job)
+        self._server.keep([job.version])
+        self._log.info(
+            "evaluated",
+            version=result.end_version,
+            kind=result.kind,
+            score=result.score,
+            num_scored=result.num_scored,
+            num_unscored=result.num_unscored,
+            reason=result.reason,
+            passed_over=list(job.passed_over),
+        )
+
+    def _health(self) -> tuple[bool, str]:
+        if self._outgoing.error:
+            return False, f"Kafka takes no results: {self._outgoing.error}"
+        champion = self._evaluator.champion
+        best = f"; champion {champion.end_version}, {champion.score:.3f} of {champion.num_scored}" if champion else ""
+        return True, f"judged up to version {self._evaluator.last}{best}"
+
+
+async def evaluate(evaluation: Evaluation, stop: Stop) -> None:
+    """Judge versions until `stop` is set."""
+    verbs = [asyncio.create_task(_forever(evaluation, name)) for name in ("judge", "report")]
+    try:
+        while not stop and not any(verb.done() for verb in verbs):
+            await asyncio.sleep(_POLL_S / 2)
+        for verb in verbs:
+            verb.cancel()
+        for outcome in await asyncio.gather(*verbs, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+    finally:
+        await evaluation.close()
+
+
+async def _forever(evaluation: Evaluation, name: str) -> None:
+    while True:
+        await getattr(evaluation, name)()
+
+
+def _earlier(kafka: Kafka, client_id: str) -> list[EvalResult]:
+    """Results of earlier lives, oldest first."""
+    follower = Follower(kafka, EVALS.name, EvalResult, client_id)
+    try:
+        return follower.poll()
+    finally:
+        follower.close()
+
+
+def _run_id(settings: Settings) -> str | None:
+    path = settings.run.folder / "evaluator.mlflow"
+    return path.read_text().strip() if path.exists() else None
+
+
+def _save_run_id(settings: Settings, run_id: str | None) -> None:
+    if run_id is not None and run_id != _run_id(settings):
+        (settings.run.folder / "evaluator.mlflow").write_text(run_id)
+
+
+def run(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
+    """Put the evaluator together and run it, behind everything else that wants the processor."""
+    os.nice(_NICENESS)
+    asyncio.run(evaluate(Evaluation(settings, telemetry), stop))
+
+
+if __name__ == "__main__":
+    main(Service.EVALUATOR, run)

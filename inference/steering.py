@@ -1,0 +1,104 @@
+"""What scores are answered with: directives to the dispatcher, the learner and curation.
+
+A pure state machine over eval results: the same results give the same directives.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from inference.scoring import two_proportion_z
+from schemas.messages import EvalResult, FamilyScore
+from schemas.settings import Settings
+
+RECENT = 8
+"""A version is compared with the best of this many before it; an old best is forgotten after as many."""
+
+LOW_WEIGHT = 0.25
+"""Factor of a mastered or hopeless family. Never 0: a family that was scored 0 by an outage comes back by itself."""
+
+_MATERIAL = 0.25
+"""A change of a family's factor below this sends nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a directive will say: fields of `schemas.messages.Directive`."""
+
+    target: str
+    reason: str
+    changes: dict[str, Any]
+
+
+class Steering:
+    """Answers eval results, in the order of their versions.
+
+    Attributes:
+        fallen: A significant fall is being answered.
+        family_weights: Factors of the families that were ordered last.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.fallen = False
+        self.family_weights: dict[str, float] = {}
+        self._settings = settings
+        self._recent: deque[EvalResult] = deque(maxlen=RECENT)
+
+    def judge(self, result: EvalResult) -> list[Order]:
+        """The orders that `result` calls for; none for a result without a score."""
+        if result.score is None or not result.num_scored:
+            return []
+        orders = [*self._families(result), *self._trend(result, result.score)]
+        self._recent.append(result)
+        return orders
+
+    def _families(self, result: EvalResult) -> list[Order]:
+        weights = self.family_weights | family_weights(result.families, self._settings)
+        changed = {n: w for n, w in weights.items() if abs(w - self.family_weights.get(n, 1.0)) >= _MATERIAL}
+        if not changed:
+            return []
+        self.family_weights = weights
+        named = ", ".join(f"{name} {weight:g}" for name, weight in sorted(changed.items()))
+        reason = f"scores of version {result.end_version} change the weight of {named}"
+        return [Order("dispatch", reason, {"family_weights": weights})]
+
+    def _trend(self, result: EvalResult, score: float) -> list[Order]:
+        evaluator = self._settings.evaluator
+        best = max(self._recent, key=lambda r: r.score or 0.0, default=None)
+        z = two_proportion_z(best.score or 0.0, best.num_scored, score, result.num_scored) if best else 0.0
+        if not self.fallen and z > evaluator.fall_z and best:
+            self.fallen = True
+            reason = f"{_named(result)} fell below {_named(best)}: z {z:.2f} is above {evaluator.fall_z:g}"
+            return _orders(reason, evaluator.recent_bucket_weight, evaluator.learning_rate_scale)
+        if self.fallen and z <= evaluator.fall_z / 2:
+            self.fallen = False
+            reason = f"{_named(result)} recovered" + (f" to {_named(best)}: z {z:.2f}" if best else "")
+            return _orders(reason, 1.0, 1.0)
+        return []
+
+
+def family_weights(scores: Mapping[str, FamilyScore], settings: Settings) -> dict[str, float]:
+    """Factor of each scored family, in [LOW_WEIGHT, 1.5]: low where nothing is to be learned, else ½ + 4p(1-p).
+
+    p(1-p) is the variance of a reward of 0 or 1: groups of such tasks differ most among themselves at p = ½.
+    """
+    return {name: _factor(s.score, settings) for name, s in sorted(scores.items()) if s.score is not None}
+
+
+def _factor(score: float, settings: Settings) -> float:
+    if score <= settings.curate.hopeless_below or score >= settings.curate.mastered_above:
+        return LOW_WEIGHT
+    return round(0.5 + 4 * score * (1 - score), 3)
+
+
+def _orders(reason: str, recent_weight: float, learning_rate_scale: float) -> list[Order]:
+    buckets = {"bucket_weights": (recent_weight, 1.0, 1.0, 1.0)}
+    return [
+        Order("learner", reason, buckets | {"learning_rate_scale": learning_rate_scale}),
+        Order("curate", reason, buckets),
+    ]
+
+
+def _named(result: EvalResult) -> str:
+    return f"version {result.end_version} ({result.score:.3f} of {result.num_scored})"

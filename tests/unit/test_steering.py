@@ -1,0 +1,114 @@
+"""What scores are answered with."""
+
+import pytest
+
+from inference.scoring import wilson
+from inference.steering import LOW_WEIGHT, RECENT, Order, Steering, family_weights
+from schemas.messages import EvalResult, FamilyScore
+from schemas.settings import Settings
+from tests.rollout_fakes import NOW
+
+SETTINGS = Settings()
+RECENT_UP = {"bucket_weights": (4.0, 1.0, 1.0, 1.0)}
+AS_BEFORE = {"bucket_weights": (1.0, 1.0, 1.0, 1.0)}
+
+
+def _result(version: int, score: float, n: int = 100, families: dict[str, float | None] | None = None) -> EvalResult:
+    low, high = wilson(round(score * n), n)
+    scores = {k: FamilyScore(score=s, num_scored=20, num_unscored=0) for k, s in (families or {}).items()}
+    return EvalResult(
+        eval_id=str(version),
+        kind="light",
+        requested_version=version,
+        start_version=version,
+        end_version=version,
+        score=score,
+        low=low,
+        high=high,
+        num_scored=n,
+        num_unscored=0,
+        families=scores,
+        started_at=NOW,
+        finished_at=NOW,
+    )
+
+
+def _changes(orders: list[Order]) -> list[tuple[str, object]]:
+    return [(o.target, o.changes) for o in orders]
+
+
+def test_a_significant_fall_is_answered_once_and_taken_back_on_recovery() -> None:
+    steering = Steering(SETTINGS)
+    assert steering.judge(_result(1, 0.8)) == []
+    # 0.8 to 0.68 of 100: pooled 0.74, error √(0.74 * 0.26 * 0.02) = 0.0620, z 1.93: not above 2
+    assert steering.judge(_result(2, 0.68)) == []
+    # 0.8 to 0.6: pooled 0.7, error 0.0648, z 3.09
+    orders = steering.judge(_result(3, 0.6))
+    assert _changes(orders) == [("learner", RECENT_UP | {"learning_rate_scale": 0.5}), ("curate", RECENT_UP)]
+    assert orders[0].reason == ("version 3 (0.600 of 100) fell below version 1 (0.800 of 100): z 3.09 is above 2")
+    assert steering.judge(_result(4, 0.6)) == []  # answered already
+    assert steering.judge(_result(5, 0.7)) == []  # z 1.63: better, not yet back
+    orders = steering.judge(_result(6, 0.78))
+    assert _changes(orders) == [("learner", AS_BEFORE | {"learning_rate_scale": 1.0}), ("curate", AS_BEFORE)]
+    assert not steering.fallen
+
+
+def test_a_fall_in_few_episodes_is_noise() -> None:
+    steering = Steering(SETTINGS)
+    steering.judge(_result(1, 0.8, n=10))
+    assert steering.judge(_result(2, 0.6, n=10)) == []
+
+
+def test_an_old_best_is_forgotten_so_that_no_answer_lasts_for_ever() -> None:
+    steering = Steering(SETTINGS)
+    steering.judge(_result(1, 0.9))
+    assert len(steering.judge(_result(2, 0.5))) == 2
+    answers = [steering.judge(_result(3 + i, 0.5)) for i in range(RECENT)]
+    assert [len(a) for a in answers] == [0] * (RECENT - 1) + [2]
+    assert answers[-1][0].changes["learning_rate_scale"] == 1.0
+
+
+def test_families_with_nothing_to_learn_weigh_less_and_middling_ones_more() -> None:
+    weights = family_weights(
+        {
+            "mastered": FamilyScore(score=0.95, num_scored=20, num_unscored=0),
+            "hopeless": FamilyScore(score=0.05, num_scored=20, num_unscored=0),
+            "half": FamilyScore(score=0.5, num_scored=20, num_unscored=0),
+            "good": FamilyScore(score=0.8, num_scored=20, num_unscored=0),
+            "unknown": FamilyScore(score=None, num_scored=0, num_unscored=20),
+        },
+        SETTINGS,
+    )
+    # ½ + 4 * 0.5 * 0.5 = 1.5; ½ + 4 * 0.8 * 0.2 = 1.14
+    assert weights == {"mastered": LOW_WEIGHT, "hopeless": LOW_WEIGHT, "half": 1.5, "good": 1.14}
+    assert LOW_WEIGHT > 0
+
+
+def test_family_weights_are_sent_only_when_they_change_materially() -> None:
+    steering = Steering(SETTINGS)
+    assert steering.judge(_result(1, 0.5, families={"add": 0.85})) == []  # ½ + 0.51 = 1.01
+    [order] = steering.judge(_result(2, 0.5, families={"add": 0.5}))
+    assert (order.target, order.changes) == ("dispatch", {"family_weights": {"add": 1.5}})
+    assert order.reason == "scores of version 2 change the weight of add 1.5"
+    assert steering.judge(_result(3, 0.5, families={"add": 0.7})) == []  # 1.34, of 1.5
+    [order] = steering.judge(_result(4, 0.5, families={"add": 0.97}))
+    assert order.changes == {"family_weights": {"add": LOW_WEIGHT}}
+
+
+def test_a_family_that_could_not_be_scored_keeps_its_weight() -> None:
+    steering = Steering(SETTINGS)
+    steering.judge(_result(1, 0.5, families={"add": 0.5, "chain": 0.5}))
+    [order] = steering.judge(_result(2, 0.5, families={"add": 0.99, "chain": None}))
+    assert order.changes == {"family_weights": {"add": LOW_WEIGHT, "chain": 1.5}}
+
+
+def test_a_skipped_version_changes_nothing() -> None:
+    skipped = _result(1, 0.5).model_copy(update={"kind": "skipped", "score": None, "num_scored": 0})
+    assert Steering(SETTINGS).judge(skipped) == []
+
+
+@pytest.mark.parametrize("scores", [[0.8, 0.6, 0.8], [0.2, 0.9, 0.1, 0.5, 0.9]])
+def test_the_same_results_give_the_same_orders(scores: list[float]) -> None:
+    results = [_result(i, s, families={"add": s}) for i, s in enumerate(scores, 1)]
+    one, other = Steering(SETTINGS), Steering(SETTINGS)
+    assert [one.judge(r) for r in results] == [other.judge(r) for r in results]
