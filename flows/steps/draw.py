@@ -64,7 +64,7 @@ def dealt(families: Sequence[Family]) -> list[Family]:
 
 
 def draw(
-    seed: int, number: int, families: Sequence[Family], difficulty: Difficulty, deal: Deal, busy: Collection[str]
+    seed: int, number: int, families: Sequence[Family], difficulty: Difficulty, deal: Deal, *, busy: Collection[str]
 ) -> Choice:
     """The task of draw `number`. Never a held-out one, nor one in `busy` while there are others.
 

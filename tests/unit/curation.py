@@ -15,6 +15,7 @@ from schemas.ids import shard_of
 from schemas.messages import BufferReport
 from schemas.settings import Settings
 from schemas.tables import TABLES
+from schemas.topics import TRAJECTORIES
 
 SETTINGS = Settings.model_validate(
     {
@@ -49,7 +50,7 @@ class Curation:
     def feed(self, *items: Raw | Hole) -> list[pa.RecordBatch]:
         """Let the shard see `items` in one call; returns the batches."""
         for item in items:
-            if isinstance(item, Raw):
+            if isinstance(item, Raw) and item.topic == TRAJECTORIES.name:
                 self.log.bodies[item.partition, item.offset] = item.value
         chunk = validate(decode(self.shard, items, self.sequences), self.settings.families)
         found = self.curator.curate(chunk)
