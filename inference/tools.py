@@ -38,6 +38,8 @@ async def run_calls(
     Raises:
         Exception: whatever a tool raised that is not a ToolError; the environment is broken.
     """
+    if not calls:
+        return ()
     together = _batches(environment, calls)
     alone = [i for i in range(len(calls)) if not any(i in batch for batch in together.values())]
     batches = [
