@@ -15,6 +15,8 @@ C = TypeVar("C")
 
 log = logging.getLogger("lagoon.kafka")
 
+_QUIET_S = 30
+
 _UNREACHABLE = frozenset(
     {
         KafkaError._TRANSPORT,
@@ -22,9 +24,12 @@ _UNREACHABLE = frozenset(
         KafkaError._TIMED_OUT,
         KafkaError._MSG_TIMED_OUT,
         KafkaError._RESOLVE,
+        KafkaError._PURGE_QUEUE,
+        KafkaError._PURGE_INFLIGHT,
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
+_UNKNOWN_TOPIC = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART})
 
 
 def client_settings(kafka: Kafka, client_id: str) -> dict[str, Any]:
@@ -78,7 +83,27 @@ def broker_error(kafka: Kafka, action: str, error: KafkaError | KafkaException) 
             f"{action}: no answer from Kafka at {kafka.brokers} ({fault.str()}); "
             "start it with `lagoon up`, or correct kafka.brokers"
         )
-    return BrokerError(f"{action}: Kafka at {kafka.brokers} answers {fault.name()}: {fault.str()}")
+    mend = "; `lagoon up` creates the topics, `lagoon doctor` compares them" if fault.code() in _UNKNOWN_TOPIC else ""
+    return BrokerError(f"{action}: Kafka at {kafka.brokers} answers {fault.name()}: {fault.str()}{mend}")
+
+
+class _Once(logging.Filter):
+    """Lets a text pass once in `_QUIET_S`: librdkafka says the same at every attempt to connect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """False for a repeat."""
+        text, now = record.getMessage(), record.created
+        if now - self._said.get(text, -_QUIET_S) < _QUIET_S:
+            return False
+        self._said = {t: at for t, at in self._said.items() if now - at < _QUIET_S} | {text: now}
+        return True
+
+
+log.addFilter(_Once())
 
 
 def _secrets(kafka: Kafka) -> dict[str, str]:

@@ -85,16 +85,15 @@ class Producer:
             )
 
     def close(self) -> None:
-        """Flush for up to `kafka.timeout_s`, then let go of what is left.
+        """Flush for up to `kafka.timeout_s`, then give up what is left: its callbacks get an error.
 
         Raises:
-            BrokerError: as `flush`.
+            BrokerError: a message without a callback was not delivered.
         """
-        try:
-            self.flush(self._kafka.timeout_s)
-        finally:
-            self._client.purge()
-            self._client.flush(1)  # serves the callbacks of what was purged
+        self._client.flush(self._kafka.timeout_s)
+        self._client.purge()
+        self._client.flush(1)  # serves the callbacks of what was purged
+        self._surface()
 
     def _enqueue(self, message: dict[str, Any]) -> None:
         deadline = time.monotonic() + self._kafka.timeout_s
@@ -134,5 +133,6 @@ def _settings(kafka: Kafka, client_id: str) -> dict[str, Any]:
         "delivery.timeout.ms": int(kafka.timeout_s * 1000),
         "message.max.bytes": kafka.max_message_bytes,
         "queue.buffering.max.kbytes": 256 * 1024,
+        "topic.metadata.propagation.max.ms": 5000,  # a missing topic is named before messages to it time out
     }
     return defaults | client_settings(kafka, client_id) | {"enable.idempotence": True, "acks": "all"}

@@ -112,13 +112,21 @@ def _layout_differences(kafka: Kafka, topic: Topic, metadata: TopicMetadata) -> 
 
 
 def _config_differences(kafka: Kafka, topic: Topic, observed: Mapping[str, Any]) -> list[str]:
+    wrong = {k: v for k, v in topic.config(kafka).items() if _parts(observed[k].value) != _parts(v)}
+    if not wrong:
+        return []
     name = kafka.topic(topic.name)
+    faults = ", ".join(f"{key} = {observed[key].value} (expected {value})" for key, value in wrong.items())
+    mend = ",".join(f"{key}=[{value}]" for key, value in wrong.items())
     return [
-        f"{name} has {key} = {observed[key].value}, expected {value}; run kafka-configs.sh --bootstrap-server "
-        f"{kafka.brokers} --alter --entity-type topics --entity-name {name} --add-config '{key}=[{value}]'"
-        for key, value in topic.config(kafka).items()
-        if set(observed[key].value.split(",")) != set(value.split(","))  # cleanup.policy is a set
+        f"{name} has {faults}; run kafka-configs.sh --bootstrap-server {kafka.brokers} --alter "
+        f"--entity-type topics --entity-name {name} --add-config '{mend}'"
     ]
+
+
+def _parts(value: str) -> set[str]:
+    """The parts of a setting; the order in `cleanup.policy` means nothing."""
+    return set(value.split(","))
 
 
 def _configs(kafka: Kafka, admin: AdminClient, topics: list[Topic], timeout_s: float) -> dict[str, Mapping[str, Any]]:

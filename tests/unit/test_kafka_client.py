@@ -1,0 +1,116 @@
+"""Kafka clients without a broker: settings, secrets, and errors that surface."""
+
+import logging
+
+import pytest
+
+from infra.kafka import Follower, Producer, client_settings, consumer, ensure_topics, topic_differences
+from infra.stack.ports import free_port
+from schemas.errors import BrokerError, SettingsError
+from schemas.messages import Directive
+from schemas.settings import Kafka
+
+SECRET = "hunter2-and-more"
+
+
+@pytest.fixture
+def nowhere() -> Kafka:
+    """Settings for an address where nothing listens."""
+    return Kafka(brokers=f"127.0.0.1:{free_port()}", timeout_s=0.3)
+
+
+def test_without_an_address_the_error_names_the_setting() -> None:
+    with pytest.raises(SettingsError, match=r"kafka\.brokers is empty"):
+        client_settings(Kafka(), "test")
+
+
+def test_a_secret_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", SECRET)
+    kafka = Kafka(brokers="k:9092", client={"sasl.username": "u"}, secrets={"sasl.password": "KAFKA_PASSWORD"})
+    settings = client_settings(kafka, "test")
+    assert (settings["sasl.username"], settings["sasl.password"]) == ("u", SECRET)
+
+
+def test_a_missing_secret_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KAFKA_PASSWORD", raising=False)
+    with pytest.raises(SettingsError, match="KAFKA_PASSWORD"):
+        client_settings(Kafka(brokers="k:9092", secrets={"sasl.password": "KAFKA_PASSWORD"}), "test")
+
+
+def test_a_secret_that_librdkafka_refuses_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_MECHANISM", SECRET)
+    kafka = Kafka(brokers="k:9092", secrets={"security.protocol": "KAFKA_MECHANISM"})
+    with pytest.raises(SettingsError, match=r"security\.protocol") as raised:
+        Producer(kafka, "test")
+    assert SECRET not in str(raised.value)
+    assert raised.value.__context__ is None  # so that no traceback shows it either
+
+
+def test_an_unknown_client_setting_is_refused_by_name() -> None:
+    with pytest.raises(SettingsError, match=r"no\.such\.setting"):
+        consumer(Kafka(brokers="k:9092", client={"no.such.setting": 1}), "test")
+
+
+def test_what_the_producer_promises_cannot_be_set_away() -> None:
+    with pytest.raises(ValueError, match=r"enable\.idempotence"):
+        Kafka(brokers="k:9092", client={"enable.idempotence": False})
+
+
+def test_an_unreachable_broker_is_one_error_with_its_address_and_a_mend(nowhere: Kafka) -> None:
+    for attempt in (
+        lambda: ensure_topics(nowhere, 0.3),
+        lambda: topic_differences(nowhere),
+        lambda: Follower(nowhere, "control", Directive, "test"),
+    ):
+        with pytest.raises(BrokerError, match=rf"{nowhere.brokers}.*lagoon up"):
+            attempt()
+
+
+def test_a_delivery_error_goes_to_its_callback_and_nowhere_else(nowhere: Kafka) -> None:
+    producer, outcomes = Producer(nowhere, "test"), []
+    producer.send("usage", "a", b"x", on_delivery=outcomes.append)
+    producer.close()
+    assert [type(o) for o in outcomes] == [BrokerError]
+    assert nowhere.brokers in str(outcomes[0])
+
+
+def test_a_delivery_error_without_callback_is_raised_once(nowhere: Kafka) -> None:
+    producer = Producer(nowhere, "test")
+    producer.send("usage", "a", b"x")
+    with pytest.raises(BrokerError, match="usage"):
+        producer.flush(30)
+    producer.poll()
+    producer.close()
+
+
+def test_flush_says_how_much_is_undelivered() -> None:
+    producer = Producer(Kafka(brokers=f"127.0.0.1:{free_port()}", timeout_s=5), "test")
+    producer.send("usage", "a", b"x")
+    producer.send("usage", "b", b"y")
+    with pytest.raises(BrokerError, match=r"2 messages undelivered after 0\.05 s"):
+        producer.flush(0.05)
+
+
+def test_a_full_queue_is_an_error_after_the_timeout() -> None:
+    client = {"queue.buffering.max.messages": 1, "delivery.timeout.ms": 60_000}
+    producer = Producer(Kafka(brokers=f"127.0.0.1:{free_port()}", timeout_s=0.2, client=client), "test")
+    outcomes: list[BrokerError | None] = []
+    producer.send("usage", "a", b"x", on_delivery=outcomes.append)
+    with pytest.raises(BrokerError, match="stayed full"):
+        producer.send("usage", "b", b"y")
+    producer.close()
+    assert [type(o) for o in outcomes] == [BrokerError]  # what close lets go of is told as well
+
+
+def test_a_message_above_the_limit_is_refused_at_once() -> None:
+    producer = Producer(Kafka(brokers="127.0.0.1:1", max_message_bytes=1024, timeout_s=0.1), "test")
+    with pytest.raises(BrokerError, match="sending 2000 bytes to usage"):
+        producer.send("usage", "a", b"x" * 2000)
+
+
+def test_the_same_complaint_of_the_client_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("lagoon.kafka")
+    with caplog.at_level(logging.WARNING, "lagoon.kafka"):
+        for _ in range(3):
+            log.warning("Connection refused by 127.0.0.1:1")
+    assert len(caplog.records) == 1
