@@ -29,7 +29,7 @@ ADDRESSES, PROCESS_ID, THREADS = "BYTEWAX_ADDRESSES", "BYTEWAX_PROCESS_ID", "BYT
 _BACKUP = timedelta(seconds=10)
 _HEALTH_S = 0.5
 _SILENT_EPOCHS = 20
-_LOCK_WAIT_S = 10.0
+_LOCK_WAIT_S = 5.0
 _DRAIN_S = 8.0
 
 
@@ -49,7 +49,10 @@ def run(flow: Dataflow, name: str, settings: Settings, telemetry: Telemetry, sto
         try:
             _run(flow, RecoveryConfig(folder, _BACKUP), epoch)
         except Exception as error:
-            raise _reason(error) from None
+            reason = _reason(error)
+            if reason is None:
+                raise
+            raise reason from None
 
 
 def recovery_store(folder: Path) -> Path:
@@ -123,9 +126,8 @@ def _watch(telemetry: Telemetry, stop: Stop, silence_s: float) -> Generator[None
         thread.join()
 
 
-def _reason(error: BaseException) -> BaseException:
-    """The LagoonError inside what Bytewax raises around it, else `error` itself."""
-    inner: BaseException | None = error
-    while inner is not None and not isinstance(inner, LagoonError):
-        inner = inner.__cause__ or inner.__context__
-    return inner or error
+def _reason(error: BaseException | None) -> LagoonError | None:
+    """The LagoonError inside what Bytewax raises around it, if there is one."""
+    while error is not None and not isinstance(error, LagoonError):
+        error = error.__cause__ or error.__context__
+    return error

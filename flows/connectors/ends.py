@@ -56,7 +56,7 @@ class EndOffsets:
         asked = self._admin.list_offsets(
             {place: latest for place in names},
             isolation_level=IsolationLevel.READ_COMMITTED,
-            request_timeout=5,
+            request_timeout=min(5.0, self._kafka.timeout_s),
         )
         self._futures = {names[place]: future for place, future in asked.items()}
 

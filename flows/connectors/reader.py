@@ -65,8 +65,9 @@ class Reader:
         self._patience = Patience(part, kafka.timeout_s)
         self._probe_at = 0.0
         self._paused: set[str] = set()
+        self._moved = False
         self._consumer = consumer(kafka, client_id, **_QUEUE)
-        self._consumer.assign([self._place(topic) for topic in places])
+        self._assign()
 
     def read(self, max_messages: int) -> list[Raw | Hole | End]:
         """What has come, in offset order for each topic, without waiting.
@@ -77,6 +78,8 @@ class Reader:
         """
         messages = self._consumer.consume(max_messages, 0)
         found = [item for message in messages if (item := self._item(message)) is not None]
+        if self._moved:
+            self._assign()
         if found:
             self._patience.ok()
         elif self._patience.is_troubled:
@@ -106,6 +109,12 @@ class Reader:
     def close(self) -> None:
         """Leave the broker."""
         self._consumer.close()
+
+    def _assign(self) -> None:
+        """Read every topic on from where it has been read to; a seek is refused where offsets are out of range."""
+        self._consumer.assign([self._place(topic) for topic in self._partitions])
+        self._paused.clear()
+        self._moved = False
 
     def _place(self, topic: str) -> Place:
         offset = self._next[topic]
@@ -138,9 +147,9 @@ class Reader:
             return None
         low, high = bounds
         self.check_end(topic, high)
+        self._moved = True
         position = self._next[topic]
         if position is None or position >= low:
-            self._consumer.seek(self._place(topic))
             return None
         return self._skip(topic, position, low)
 
@@ -154,7 +163,6 @@ class Reader:
                 "messages longer, raise kafka.retention_h"
             )
         self._next[topic] = end
-        self._consumer.seek(self._place(topic))
         return Hole(topic, partition, start, end, 0)
 
     def _probe(self) -> None:
