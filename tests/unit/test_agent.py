@@ -21,7 +21,7 @@ from tests.policies import ScriptedEngine
 CORPUS = [f"{START}user\ncompute {i}+{i}{END}\n{START}assistant\n{END}\n{START}tool\nerror{END}\n" for i in range(50)]
 TOKENIZER = ChatTokenizer(make_tokenizer(CORPUS).to_str())
 LIMITS = Limits(
-    max_turns=6, max_turn_tokens=200, max_tokens=2000, temperature=1.0, tool_timeout_s=0.2, episode_timeout_s=20
+    max_turns=6, max_turn_tokens=200, max_tokens=2000, temperature=1.0, tool_timeout_s=10, episode_timeout_s=60
 )
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -34,6 +34,7 @@ class Desk(Environment):
         self.ran: list[dict] = []
         self.batches: list[int] = []
         self.closed = False
+        self.score_timeout_s = 0.2 if "slow_score" in options else 10
         self.tools = {"look": Tool(self._look), "batch": Tool(self._look, run_batch=self._look_many)}
         INSTANCES.append(self)
 
@@ -45,7 +46,7 @@ class Desk(Environment):
     async def score(self, answer: str) -> Score:
         if "score" in self.options:
             raise RuntimeError("verifier lost")
-        if "slow_score" in self.options:
+        if self.options.keys() & {"slow_score", "wait"}:
             await asyncio.Event().wait()
         return Score(float("nan") if answer == "nan" else float(answer != "no"))
 
@@ -335,14 +336,14 @@ def test_a_lost_engine_is_a_failed_row_with_the_turns_so_far():
 
 
 def test_an_agent_that_uses_up_its_time_gets_zero():
-    limits = replace(LIMITS, tool_timeout_s=5, episode_timeout_s=0.1)
+    limits = replace(LIMITS, episode_timeout_s=1)
     trajectory = _play(_engine(_call("hang")), limits=limits)
     assert (trajectory.status, trajectory.stop_reason) == (Status.TRUNCATED, StopReason.EPISODE_TIMEOUT)
     assert (trajectory.error_kind, trajectory.reward) == (ErrorKind.AGENT_TIMEOUT, 0.0)
 
 
 def test_an_engine_that_never_answers_is_not_the_agents_fault():
-    trajectory = _play(_engine("42", hangs=True), limits=replace(LIMITS, episode_timeout_s=0.1))
+    trajectory = _play(_engine("42", hangs=True), limits=replace(LIMITS, episode_timeout_s=1))
     assert (trajectory.status, trajectory.stop_reason) == (Status.FAILED, StopReason.EPISODE_TIMEOUT)
     assert (trajectory.error_kind, trajectory.reward) == (ErrorKind.ENGINE, None)
 
@@ -371,7 +372,7 @@ def test_a_turn_without_an_end_truncates_the_episode():
 def test_cancelling_ends_the_episode_as_a_row():
     async def run() -> Trajectory:
         engine = _engine(_call(), "42")
-        episode = asyncio.ensure_future(_episode(engine, _task(slow_score=1), replace(LIMITS, tool_timeout_s=60)))
+        episode = asyncio.ensure_future(_episode(engine, _task(wait=1)))
         while len(engine.prompts) < 2:
             await asyncio.sleep(0)
         episode.cancel()
@@ -384,10 +385,9 @@ def test_cancelling_ends_the_episode_as_a_row():
 
 def test_stuck_episodes_hold_their_places_no_longer_than_their_limit(desk):
     async def slots() -> list[Trajectory]:
-        engines = [_engine(*[_call("hang")] * 6) for _ in range(11)]
-        engines += [_engine(_call("break")), *(_engine(_call(), "42") for _ in range(20))]
-        limits = replace(LIMITS, tool_timeout_s=0.05, episode_timeout_s=0.2)
-        return await asyncio.gather(*(_episode(e, limits=limits, index=i) for i, e in enumerate(engines)))
+        stuck, short = _call("hang"), replace(LIMITS, tool_timeout_s=0.3, episode_timeout_s=1)
+        lines = [([stuck] * 6, short)] * 11 + [([_call("break")], LIMITS)] + [([_call(), "42"], LIMITS)] * 20
+        return await asyncio.gather(*(_episode(_engine(*said), None, limits) for said, limits in lines))
 
     rows = asyncio.run(asyncio.wait_for(slots(), 30))
     stuck, broken, fine = rows[:11], rows[11], rows[12:]
