@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 UV = $(or $(shell command -v uv),build/uv/bin/uv)
 ARGS ?=
 
-.PHONY: help setup lock demo up down test check arch bench clean
+.PHONY: help setup lock demo up down test check arch bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -52,7 +52,11 @@ arch: .venv/synced  ## the rules of who may import whom
 	$(BIN)/lint-imports
 
 bench: setup  ## the figures that the README quotes
-	@for b in tests/benchmarks/bench_*.py; do echo "== $$b"; $(BIN)/python $$b $(ARGS) || exit 1; done
+	@for b in $(filter-out __init__,$(basename $(notdir $(wildcard tests/benchmarks/*.py)))); do \
+	  echo "== $$b"; OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.$$b || exit 1; done
+
+docs: .venv/synced  ## generate docs/reference.md from schemas/
+	$(BIN)/python -m schemas.reference > docs/reference.md
 
 clean:  ## remove the environment and build output; runs under .lagoon stay
 	rm -rf .venv build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

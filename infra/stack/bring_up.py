@@ -18,13 +18,13 @@ Report = Callable[[str], None]
 
 
 def bring_up(settings: Settings, names: Sequence[str], report: Report) -> Settings:
-    """Start what is missing of `names` (none: everything), wait until it is well, and return the resolved settings.
+    """Start what is missing of `names` (none: everything), wait until it answers, and return the resolved settings.
 
     Safe to call twice: what runs with the same settings is left alone, what runs with others is restarted.
 
     Raises:
         SettingsError: an unknown name, or settings that no run can be started with.
-        StackError: a part does not start, or is not well within `stack.start_timeout_s`.
+        StackError: a part does not start, or does not answer within `stack.start_timeout_s`.
     """
     settings = resolve(settings)
     selected = programs.select(settings, names)
@@ -36,13 +36,14 @@ def bring_up(settings: Settings, names: Sequence[str], report: Report) -> Settin
         supervisor = Supervisor(settings.run.data_dir)
         supervisor.launch()
         _start_servers(settings, supervisor, servers)
-        if services:
-            wait_until_well(settings, supervisor, [n for n in servers if n == programs.KAFKA], report)
-            settings = prepare_run(settings, supervisor, report)
-        wait_until_well(settings, supervisor, servers, report)
+        if services or programs.KAFKA in selected:
+            wait_until_up(settings, supervisor, [n for n in servers if n == programs.KAFKA], report)
+            servers = [n for n in servers if n != programs.KAFKA]
+            settings = prepare_run(settings, supervisor, report, with_policy=bool(services))
+        wait_until_up(settings, supervisor, servers, report)
         if services:
             supervisor.start([programs.service(settings, n) for n in services])
-            wait_until_well(settings, supervisor, services, report)
+            wait_until_up(settings, supervisor, services, report)
     return settings
 
 
@@ -76,23 +77,24 @@ def resolve(settings: Settings) -> Settings:
     return settings.model_copy(update=updates)
 
 
-def prepare_run(settings: Settings, supervisor: Supervisor, report: Report) -> Settings:
+def prepare_run(settings: Settings, supervisor: Supervisor, report: Report, with_policy: bool = True) -> Settings:
     """Make the run's topics, tables and starting policy, save its settings, and make it the current run."""
     _leave_other_run(settings, supervisor, report)
     ensure_topics(settings.kafka, settings.stack.start_timeout_s)
     Lake.of(settings).ensure()
-    policy = settings.policy.model_copy(update={"path": str(prepare_policy(settings, report))})
-    settings = settings.model_copy(update={"policy": policy})
+    if with_policy:
+        policy = settings.policy.model_copy(update={"path": str(prepare_policy(settings, report))})
+        settings = settings.model_copy(update={"policy": policy})
     settings.save(settings.run.folder / "settings.json")
     _point(_current(settings), settings.run.folder)
     return settings
 
 
-def wait_until_well(settings: Settings, supervisor: Supervisor, names: Sequence[str], report: Report) -> None:
-    """Return when all of `names` say that they are well; one line to `report` for each.
+def wait_until_up(settings: Settings, supervisor: Supervisor, names: Sequence[str], report: Report) -> None:
+    """Return when all of `names` answer; one line to `report` for each.
 
     Raises:
-        StackError: one has ended for good, or is not well within `stack.start_timeout_s`; says which and why.
+        StackError: one has ended for good, or does not answer within `stack.start_timeout_s`; says which and why.
     """
     started = time.monotonic()
     waiting = list(names)
@@ -100,15 +102,21 @@ def wait_until_well(settings: Settings, supervisor: Supervisor, names: Sequence[
         states = {s.program: s for s in supervisor.states()}
         answers = {n: health.check(settings, states[n]) for n in waiting}
         elapsed = time.monotonic() - started
-        for name in [n for n in waiting if answers[n].ok]:
-            report(f"{name}: {answers[name].reason or f'ready at {answers[name].address}'} ({elapsed:.1f} s)")
+        for name in [n for n in waiting if answers[n].ok or answers[n].is_up]:
+            report(f"{name}: {_in_words(answers[name])} ({elapsed:.1f} s)")
             waiting.remove(name)
         ended = [n for n in waiting if not states[n].is_up]
         if ended or (waiting and elapsed > settings.stack.start_timeout_s):
             faults = "\n".join(f"  {n}: {answers[n].reason} (log: {states[n].log})" for n in ended or waiting)
-            raise StackError(f"not well after {elapsed:.0f} s:\n{faults}")
+            raise StackError(f"not up after {elapsed:.0f} s:\n{faults}")
         if waiting:
             time.sleep(0.2)
+
+
+def _in_words(answer: health.Health) -> str:
+    if not answer.ok:
+        return f"up at {answer.address}, not well yet: {answer.reason}"
+    return f"ready at {answer.address}" if answer.address else answer.reason
 
 
 @contextlib.contextmanager

@@ -22,11 +22,15 @@ REMOTE = "remote"
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """One part's answer: well or not, why not, and where it answers."""
+    """One part's answer: well or not, why not, and where it answers.
+
+    `is_up` without `ok` is a process that runs and says itself what it lacks, a first batch for example.
+    """
 
     ok: bool
     reason: str = ""
     address: str = ""
+    is_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,8 @@ def service(settings: Settings, name: str) -> Health:
         return Health(False, "has not come up yet")
     uri = f"http://{address['host']}:{address['port']}"
     status, body = get(uri, "/healthz")
-    return Health(status == 200, "" if status == 200 else _reason(body), uri)
+    reason = "" if status == 200 else _reason(body)
+    return Health(status == 200, reason, uri, is_up=status == 503 and reason != "starting")
 
 
 def last_line(log: Path) -> str:

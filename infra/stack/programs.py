@@ -37,7 +37,8 @@ class Program:
 def service_names(settings: Settings) -> list[str]:
     """Names of the run's processes, in the order in which they start."""
     rollouts = [f"rollout-{i}" for i in range(settings.rollout.services)]
-    return [Service.LEARNER, Service.CURATE, Service.DISPATCH, Service.RECORDS, *rollouts, Service.EVALUATOR]
+    singles = [s.value for s in (Service.LEARNER, Service.CURATE, Service.DISPATCH, Service.RECORDS)]
+    return [*singles, *rollouts, Service.EVALUATOR.value]
 
 
 def select(settings: Settings, names: Sequence[str]) -> list[str]:

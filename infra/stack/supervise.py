@@ -133,7 +133,7 @@ class Supervisor:
     def restart(self, name: str, timeout_s: float = 60) -> None:
         """Stop one program and start it again."""
         self.stop([name], timeout_s)
-        self._call("startProcess", name, False, unless=Faults.ALREADY_STARTED)
+        self._call("startProcess", str(name), False, unless=Faults.ALREADY_STARTED)
 
     def states(self) -> list[State]:
         """Every program that the supervisor knows; none when there is no supervisor."""
@@ -277,7 +277,8 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _state(info: dict[str, Any]) -> State:
-    age_s = max(info["now"] - info["start"], 0) if info["pid"] else max(info["now"] - info["stop"], 0)
+    since = info["start"] if info["pid"] else info["stop"] or info["now"]
+    age_s = max(info["now"] - since, 0)
     return State(
         info["group"], info["statename"].lower(), info["pid"], age_s, info["exitstatus"], Path(info["stdout_logfile"])
     )

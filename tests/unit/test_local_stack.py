@@ -46,6 +46,7 @@ def test_no_names_mean_everything_in_starting_order() -> None:
     settings = load([], ["--rollout.services=2"])
     everything = ["kafka", "mlflow", "learner", "curate", "dispatch", "records", "rollout-0", "rollout-1", "evaluator"]
     assert programs.select(settings, []) == everything
+    assert {type(n) for n in programs.select(settings, [])} == {str}  # XML-RPC takes no enumerations
     assert programs.select(settings, ["rollout", "kafka"]) == ["kafka", "rollout-0", "rollout-1"]
     assert programs.select(settings, ["rollout-1"]) == ["rollout-1"]
     with pytest.raises(SettingsError, match="rollout-2"):
