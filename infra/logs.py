@@ -73,7 +73,11 @@ def _ordered(_logger: Any, _method: str, fields: EventDict) -> EventDict:
 
 
 def _masked_line(_logger: Any, _method: str, fields: EventDict) -> str:
-    line = json.dumps(fields, default=str, ensure_ascii=False)
+    try:
+        line = json.dumps(fields, default=str, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):  # NaN, infinity, odd keys: a line that cannot be written must not stop the work
+        plain = {k: v if isinstance(v, str | bool) else repr(v) for k, v in fields.items()}
+        line = json.dumps(plain, ensure_ascii=False)
     for secret in _secrets:  # as it looks inside a JSON string
         line = line.replace(json.dumps(secret, ensure_ascii=False)[1:-1], _MASK)
     return line

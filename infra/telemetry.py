@@ -142,7 +142,8 @@ def main(service: str, run: Callable[[Settings, Telemetry, Stop], None], argv: S
     instance, stop = instance_name(service), Stop().on_signals()
     configure("info", service, instance)
     log = logger(service, instance)
-    try:
+
+    def serve() -> None:
         settings = _settings(service, sys.argv[1:] if argv is None else argv)
         configure(settings.telemetry.log_level, service, instance, _secrets(settings))
         telemetry = Telemetry(settings, service, instance)
@@ -151,14 +152,21 @@ def main(service: str, run: Callable[[Settings, Telemetry, Stop], None], argv: S
             run(settings, telemetry, stop)
         finally:
             telemetry.close()
+
+    sys.exit(_exit_code(serve, log))
+
+
+def _exit_code(serve: Callable[[], None], log: Any) -> int:
+    try:
+        serve()
     except LagoonError as error:
         log.error("stopped", kind=type(error).__name__, error=str(error))
-        sys.exit(2)
+        return 2
     except (Exception, KeyboardInterrupt) as error:
         log.error("crashed", kind=type(error).__name__, error=str(error), traceback=traceback.format_exc())
-        sys.exit(1)
+        return 1
     log.info("ended")
-    sys.exit(0)
+    return 0
 
 
 def _settings(service: str, argv: Sequence[str]) -> Settings:
