@@ -74,6 +74,7 @@ class RolloutService:
         if self.weights.lag > self.settings.loop.max_staleness:
             await self.weights.follow()
         if not self.rollouts.room or self.orders.pause or self.outbox.is_full or self.weights.blocked():
+            await asyncio.to_thread(self.tasks.next, 0)  # joining takes seconds: it goes on while weights load
             await asyncio.sleep(_IDLE_S)
             return
         if self._engine_is_broken:

@@ -36,7 +36,10 @@ class Tasks(Protocol):
     error: str
 
     def next(self, max_tasks: int) -> list[Task]:
-        """Up to about `max_tasks` tasks, now this service's; waits a moment for the first. One thread at a time."""
+        """Up to about `max_tasks` tasks, now this service's; waits a moment for the first. One thread at a time.
+
+        With 0 it only joins the queue, if it has not yet.
+        """
         ...
 
     def close(self) -> None:

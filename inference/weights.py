@@ -83,7 +83,7 @@ class Server:
         manifest = await asyncio.to_thread(self._store.manifest, version)
         folder = await asyncio.to_thread(self._store.fetch, version, self._cache)
         if self.engine is None:
-            self.engine = self._make_engine(folder, version)
+            self.engine = await asyncio.to_thread(self._make_engine, folder, version)
         else:
             await self.engine.load(version, folder)
         await prove(self.engine, manifest, self._tolerance)

@@ -20,15 +20,15 @@ from inference.engines.llama import Llama
 from inference.outbox import Outbox
 from inference.tokenizer import make_tokenizer, save_tokenizer
 from infra.fingerprints import fingerprint_file
-from infra.kafka import Producer, ensure_topics
+from infra.kafka import Follower, Producer, ensure_topics
 from infra.stack.kafka import LocalKafka
 from infra.stack.ports import free_port
 from infra.weights import WeightStore, describe
 from schemas import wire
-from schemas.messages import Manifest, Probe, Task
+from schemas.messages import Manifest, Probe, Task, UsageInterval
 from schemas.names import Header
 from schemas.settings import ENVIRONMENT_FILE, Kafka, Settings
-from schemas.topics import TASKS, TRAJECTORIES
+from schemas.topics import TASKS, TRAJECTORIES, USAGE
 from schemas.trajectory import Trajectory, from_batch
 from tests.conftest import ROOT
 from tests.policies import write_policy
@@ -188,6 +188,9 @@ def test_a_stopped_service_sends_what_is_finished_and_fails_what_is_not(
     outbox = Outbox(settings.run.folder / "outbox" / INSTANCE, settings.rollout.outbox_bytes)
     messages = _received(kafka)
     _assert_each_once(messages, outbox)
+    told = _usage(kafka)[-1]
+    assert (told.outbox, told.produced_trajectories) == (outbox.id, outbox.num_trajectories)
+    assert (told.produced_tokens, told.weight_version) == (outbox.num_tokens, 1)
     assert all(r.reward is None for m in messages for r in m.rows if r.stop_reason == "shutdown")
 
 
@@ -273,6 +276,14 @@ def _received(kafka: Kafka) -> list[Received]:
 def _members(kafka: Kafka) -> Counter[str]:
     """Members of each group in the topic, each counted once."""
     return Counter(group for group, _ in {(r.group_id, r.trajectory_id) for m in _received(kafka) for r in m.rows})
+
+
+def _usage(kafka: Kafka) -> list[UsageInterval]:
+    follower = Follower(kafka, USAGE.name, UsageInterval, "test")
+    try:
+        return follower.poll()
+    finally:
+        follower.close()
 
 
 def _until(condition: Callable[[], bool]) -> None:
