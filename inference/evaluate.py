@@ -10,7 +10,7 @@ from obstore.exceptions import BaseError
 from inference.engines.registry import make_engine
 from inference.eval_plan import Job, without_held_out
 from inference.evaluator import Evaluator
-from inference.weights import Server
+from inference.serving import Server
 from infra.kafka import Follower, Producer
 from infra.telemetry import Stop, Telemetry, logger, main
 from infra.tracking import Tracking

@@ -13,9 +13,9 @@ from inference import agent, scoring
 from inference.eval_plan import Job, held_out_tasks, plan
 from inference.metered import Meter, MeteredEngine
 from inference.rollouts import Play
+from inference.serving import Server
 from inference.steering import Order, Steering
 from inference.tokenizer import ChatTokenizer
-from inference.weights import Server
 from schemas.errors import LagoonError
 from schemas.messages import Directive, EvalResult, Message, Task
 from schemas.settings import Settings

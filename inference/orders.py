@@ -38,18 +38,19 @@ class Orders:
         return cls(lambda: Follower(kafka, CONTROL.name, Directive, client_id))
 
     def poll(self) -> None:
-        """Take in what is new. Without an answer from Kafka the old orders stand."""
+        """Take in what is new. Without an answer from Kafka the old orders stand, and all are read again later."""
         try:
             self._source = self._source or self._connect()
             for directive in self._source.poll():
                 self._obey(directive)
         except BrokerError:
-            return
+            self.close()
 
     def close(self) -> None:
         """Let go of the topic."""
         if self._source is not None:
             self._source.close()
+            self._source = None
 
     def _obey(self, directive: Directive) -> None:
         if directive.target not in ("rollout", "all"):

@@ -14,8 +14,6 @@ from schemas.errors import LagoonError
 from schemas.names import Service
 from schemas.settings import Settings
 
-_STOP_POLL_S = 0.1
-
 
 async def serve(service: RolloutService, stop: Stop) -> None:
     """Roll out until `stop` is set; then finish what runs and send what is finished."""
@@ -24,6 +22,7 @@ async def serve(service: RolloutService, stop: Stop) -> None:
             verbs.create_task(_repeat(service.follow_weights, stop))
             verbs.create_task(_repeat(service.pull_tasks, stop))
             verbs.create_task(_repeat(service.send_episodes, stop))
+            verbs.create_task(_repeat(service.hear_orders, stop))
             verbs.create_task(_repeat(service.report, stop))
         await service.drain()
     finally:

@@ -12,9 +12,10 @@ from inference.outbox import Outbox
 from inference.packs import Packer
 from inference.rollouts import Rollouts, distrust
 from inference.sender import Sender
+from inference.serving import Server
 from inference.tasks import Tasks
 from inference.tokenizer import ChatTokenizer
-from inference.weights import Server, WeightFollower
+from inference.weights import WeightFollower
 from infra.kafka import Producer
 from infra.telemetry import Telemetry, logger
 from infra.usage import Usage
@@ -91,9 +92,13 @@ class RolloutService:
         self.producer.poll()
         await asyncio.sleep(_SEND_S)
 
-    async def report(self) -> None:
-        """Usage, totals, health; and hear of new directives."""
+    async def hear_orders(self) -> None:
+        """Take in new directives."""
         await asyncio.to_thread(self.orders.poll)
+        await asyncio.sleep(_REPORT_S)
+
+    async def report(self) -> None:
+        """Usage, totals, health."""
         self._account()
         self.telemetry.health(*self._health())
         await asyncio.sleep(_REPORT_S)
@@ -112,13 +117,13 @@ class RolloutService:
     async def close(self) -> None:
         """Free everything. What Kafka has not taken stays in the outbox."""
         await self.server.close()
-        await asyncio.to_thread(self.tasks.close)
-        self.orders.close()
         try:
             self.producer.flush(1.0)
         except BrokerError as error:
             self.log.warning("kafka is away", error=str(error))
         self.outbox.close()
+        self.orders.close()
+        await asyncio.to_thread(self.tasks.close)  # last: without a broker it takes long
 
     async def _play(self, task: Task, index: int) -> Trajectory:
         demanded = max(task.min_weight_version, self.orders.min_weight_version)

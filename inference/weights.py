@@ -1,21 +1,14 @@
-"""Follows the weight store: fetch, verify, load, prove; then serve. What cannot be proven is never served for long.
+"""Follows the weight store: what is served is the newest version that can be proven.
 
-The hashes of a version prove the files; a probe proves the engine: its logprobs for the manifest's tokens must be the
-learner's. A version that fails is named and skipped, and the one before it stays.
+A version that cannot be is named and skipped, and the one before it stays.
 """
 
 import asyncio
-import shutil
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Protocol
 
-from obstore.exceptions import BaseError
 from prometheus_client import Counter, Gauge
 
-from inference.engines.base import Engine, EngineError
-from schemas.errors import LagoonError, WeightStoreError
+from inference.serving import STORE_ERRORS, Server, Store
 from schemas.messages import Manifest
 from schemas.settings import Settings
 
@@ -24,111 +17,7 @@ POLICY_LAG = Gauge("lagoon_policy_lag", "Newest published version - serving vers
 SWAPS = Counter("lagoon_weight_swaps", "Weight versions loaded and proven")
 BROKEN = Counter("lagoon_broken_weight_versions", "Attempts at a weight version that failed")
 
-PROBE_TOLERANCE = {"fp32": 2e-3, "bf16": 1e-1}
-"""Largest difference of a logprob, engine against learner at equal weights, by the learner's precision."""
-
 _NOTHING_PUBLISHED = "no version has been published yet"
-
-MakeEngine = Callable[[Path, int], Engine]
-"""(Hugging Face folder, version) -> an engine that serves it."""
-
-STORE_ERRORS = (LagoonError, OSError, BaseError)
-
-
-class Store(Protocol):
-    """What is read of `infra.weights.WeightStore`."""
-
-    def versions(self) -> list[int]: ...
-    def manifest(self, version: int) -> Manifest: ...
-    def fetch(self, version: int, into: Path) -> Path: ...
-
-
-class Server:
-    """An engine and the versions that it is given. The engine is made with the first one.
-
-    Attributes:
-        engine: None before the first version is loaded.
-        folder: The folder of the version that was proven last.
-    """
-
-    def __init__(self, store: Store, make_engine: MakeEngine, cache: Path, precision: str) -> None:
-        self.engine: Engine | None = None
-        self.folder: Path | None = None
-        self._store, self._make_engine, self._cache = store, make_engine, cache
-        self._tolerance = PROBE_TOLERANCE[precision]
-
-    @property
-    def loaded(self) -> int:
-        """The version that the engine holds, proven or not; 0 before the first."""
-        return self.engine.weight_version if self.engine else 0
-
-    @property
-    def current(self) -> tuple[Engine, Path]:
-        """The engine, and the folder of the version that was proven last.
-
-        Raises:
-            EngineError: nothing was proven yet.
-        """
-        if self.engine is None or self.folder is None:
-            raise EngineError("no weights are served yet")
-        return self.engine, self.folder
-
-    async def serve(self, version: int) -> Manifest:
-        """Fetch, verify and load `version`, and prove that the engine serves it.
-
-        Raises:
-            WeightStoreError: incomplete or altered, or the engine's logprobs are not the learner's.
-            EngineError: the engine cannot load it.
-        """
-        manifest = await asyncio.to_thread(self._store.manifest, version)
-        folder = await asyncio.to_thread(self._store.fetch, version, self._cache)
-        if self.engine is None:
-            self.engine = await asyncio.to_thread(self._make_engine, folder, version)
-        else:
-            await self.engine.load(version, folder)
-        await prove(self.engine, manifest, self._tolerance)
-        self.folder = folder
-        return manifest
-
-    async def restore(self, manifest: Manifest) -> None:
-        """Load again the version that was proven last, without asking the store.
-
-        Raises:
-            WeightStoreError, EngineError: as `serve`.
-        """
-        engine, folder = self.current
-        await engine.load(manifest.version, folder)
-        await prove(engine, manifest, self._tolerance)
-
-    def keep(self, versions: Iterable[int]) -> None:
-        """Remove what was fetched of all other versions."""
-        kept = {f"v{version:08d}" for version in versions}
-        for folder in self._cache.glob("v*"):
-            if folder.name not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    async def close(self) -> None:
-        """Close the engine."""
-        if self.engine is not None:
-            await self.engine.close()
-
-
-async def prove(engine: Engine, manifest: Manifest, tolerance: float) -> None:
-    """Compare the engine's logprobs for the manifest's probe with the learner's.
-
-    Raises:
-        WeightStoreError: they differ by more than `tolerance`.
-    """
-    if manifest.probe is None:
-        return
-    scored = await engine.score(manifest.probe.token_ids)
-    pairs = list(zip(scored, manifest.probe.logprobs, strict=False))
-    worst = max((abs(a - b) for a, b in pairs), default=0.0)
-    if len(scored) != len(manifest.probe.logprobs) or not worst <= tolerance:
-        raise WeightStoreError(
-            f"version {manifest.version} is loaded but not proven: of {len(scored)} probe logprobs the worst is "
-            f"{worst:.3g} off, expected {len(manifest.probe.logprobs)} within {tolerance:g} of the learner's"
-        )
 
 
 class WeightFollower:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from inference.evaluator import Evaluator
+from inference.serving import Server
 from inference.tokenizer import make_tokenizer
-from inference.weights import Server
 from schemas.messages import Directive, EvalResult, Message
 from schemas.settings import Settings
 from tests.rollout_fakes import FakeEngine, FakeStore

@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 from inference.engines.base import Engine
-from inference.weights import Server, WeightFollower
+from inference.serving import Server
+from inference.weights import WeightFollower
 from schemas.settings import Settings
 from tests.rollout_fakes import FakeEngine, FakeStore
 
