@@ -69,6 +69,7 @@ class Watch:
         self._usage = follow(topics.USAGE, UsageInterval)
         self._buffer = follow(topics.BUFFER, BufferMessage)
         self._reports: dict[str, BufferReport] = {}
+        self._intervals: set[str] = set()  # an interval may be sent twice
 
     def poll(self) -> LoopState:
         """Take in what is new and return the state."""
@@ -83,6 +84,9 @@ class Watch:
             else:
                 state.train_step, state.available = report.train_step, report.num_available
         for interval in self._usage.poll():
+            if interval.interval_id in self._intervals:
+                continue
+            self._intervals.add(interval.interval_id)
             state.busy_s[interval.phase] += interval.busy_s
             if interval.phase == Phase.ROLLOUT:
                 state.episodes += interval.num_episodes
