@@ -48,7 +48,7 @@ def bring_up(settings: Settings, names: Sequence[str], report: Report) -> Settin
 
 
 def take_down(data_dir: str, report: Report, timeout_s: float = 120) -> None:
-    """Stop everything that was started for this data folder, processes before servers; data stay.
+    """Stop everything that was started for this data folder, producers first, servers last; data stay.
 
     Raises:
         DeadlineError: something is still there after `timeout_s`.
@@ -56,10 +56,9 @@ def take_down(data_dir: str, report: Report, timeout_s: float = 120) -> None:
     with exclusive(data_dir):
         supervisor = Supervisor(data_dir)
         up = [s.program for s in supervisor.states() if s.is_up]
-        for names in ([n for n in up if n not in programs.SERVERS], [n for n in up if n in programs.SERVERS]):
-            if names:
-                report(f"stopping {', '.join(names)}")
-                supervisor.stop(names, timeout_s)
+        for names in programs.stopping_order(up):
+            report(f"stopping {', '.join(names)}")
+            supervisor.stop(names, timeout_s)
         supervisor.shutdown(timeout_s)
 
 

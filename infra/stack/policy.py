@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infra.stack.health import last_line
-from infra.stack.programs import ROOT
+from infra.stack.programs import python_path
 from schemas.errors import StackError
 from schemas.settings import ENVIRONMENT_FILE, Settings
 
@@ -55,7 +55,7 @@ def policy_key(settings: Settings) -> str:
 
 
 def _one_shot(command: list[str], saved: Path, report: Callable[[str], None]) -> None:
-    environment = {**os.environ, ENVIRONMENT_FILE: str(saved), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, ENVIRONMENT_FILE: str(saved), "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
     environment.setdefault("OMP_NUM_THREADS", "1")
     log = saved.with_name(f"{command[0]}.log")
     with open(log, "wb") as errors:

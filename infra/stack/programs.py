@@ -57,6 +57,14 @@ def select(settings: Settings, names: Sequence[str]) -> list[str]:
     return [n for n in known if n in wanted]
 
 
+def stopping_order(names: Sequence[str]) -> list[list[str]]:
+    """`names` in the order to stop them, together where in one list: producers, then what reads them, then servers."""
+    readers = (Service.CURATE.value, Service.RECORDS.value)
+    writers = [n for n in names if n not in (*readers, *SERVERS)]
+    stages = [writers, *([n] for n in readers if n in names), [n for n in names if n in SERVERS]]
+    return [stage for stage in stages if stage]
+
+
 def server(settings: Settings, name: str) -> Program:
     """The program of the Kafka or MLflow server, with what it needs prepared."""
     folder = Path(settings.run.data_dir).absolute()
@@ -75,7 +83,7 @@ def service(settings: Settings, name: str) -> Program:
         INSTANCE_ENVIRONMENT: name,
         "LAGOON_SETTINGS_SHA256": hashlib.sha256(settings.model_dump_json().encode()).hexdigest(),  # new: restart
         "OMP_NUM_THREADS": str(_threads(settings, kind)),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
+        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
         **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
@@ -90,6 +98,11 @@ def service(settings: Settings, name: str) -> Program:
 def is_local(settings: Settings, name: str) -> bool:
     """Whether server `name` is this data folder's own, not one that the settings give the address of."""
     return kafka.is_local(settings) if name == KAFKA else mlflow.is_local(settings)
+
+
+def python_path() -> str:
+    """$PYTHONPATH by which a process finds these packages, from whatever folder it is started."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 def has_gpu() -> bool:

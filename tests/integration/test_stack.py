@@ -13,9 +13,11 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from infra.stack import ports
+from infra.stack.policy import prepare_policy
 from infra.stack.programs import ROOT, Program
 from infra.stack.supervise import State, Supervisor, marked
-from schemas.settings import Kafka
+from schemas.errors import StackError
+from schemas.settings import Kafka, load
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -79,6 +81,13 @@ def test_what_a_killed_supervisor_left_behind_is_ended_before_the_next_start(
     supervisor.start([program])
     assert _pid(supervisor, "sleeper") != orphan
     _until(lambda: marked(str(tmp_path)) == [_pid(supervisor, "sleeper")])
+
+
+def test_a_policy_that_cannot_be_made_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    settings = load([], [f"--run.data_dir={tmp_path}"])
+    with pytest.raises(StackError, match=r"inference\.demonstrate ended with 2: .*families"):
+        prepare_policy(settings, print)
+    assert list((tmp_path / "policies").iterdir()) == []
 
 
 @pytest.mark.slow

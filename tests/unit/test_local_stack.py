@@ -53,6 +53,11 @@ def test_no_names_mean_everything_in_starting_order() -> None:
         programs.select(settings, ["rollout-2"])
 
 
+def test_what_writes_stops_before_what_reads_it_and_servers_stop_last() -> None:
+    up = ["curate", "kafka", "learner", "records", "rollout-0"]
+    assert programs.stopping_order(up) == [["learner", "rollout-0"], ["curate"], ["records"], ["kafka"]]
+
+
 def test_addresses_in_the_settings_are_left_alone(tmp_path: Path) -> None:
     given = _settings(tmp_path, "--kafka.brokers=broker:9092", "--tracking.uri=http://mlflow:5000")
     settings = resolve(given)
