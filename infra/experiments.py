@@ -7,6 +7,7 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from infra.store import local_path
@@ -62,8 +63,12 @@ class Experiment:
             self._client.log_batch(run_id, metrics=fresh, synchronous=True)
 
     def register(self, run_id: str | None, version: int, uri: str, tags: Mapping[str, str]) -> None:
-        """A model version for a weight version; one that is there already is left alone."""
-        if self._model_version(version) is not None:
+        """A model version for a weight version; one that is there already, with the same fingerprint, is left alone.
+
+        A run that is begun again under its old name has other weights under the same numbers.
+        """
+        found = self._model_version(version)
+        if found is not None and found.tags.get("fingerprint") == tags.get("fingerprint"):
             return
         try:
             self._client.create_registered_model(self._model)
@@ -78,7 +83,7 @@ class Experiment:
         """Point alias `name` at a weight version; False while that version is not registered."""
         found = self._model_version(version)
         if found is not None:
-            self._client.set_registered_model_alias(self._model, name, found)
+            self._client.set_registered_model_alias(self._model, name, str(found.version))
         return found is not None
 
     def finish(self, run_id: str) -> None:
@@ -117,10 +122,12 @@ class Experiment:
             self._known[point.key] = {metric.step for metric in history}
         return point.step in self._known[point.key]
 
-    def _model_version(self, version: int) -> str | None:
+    def _model_version(self, version: int) -> ModelVersion | None:
+        """The newest model version of a weight version of this run."""
         tags = " and ".join(f"tags.`{key}` = '{value}'" for key, value in self._identity(version).items())
-        found = self._client.search_model_versions(f"name = '{self._model}' and {tags}", max_results=1)
-        return str(found[0].version) if found else None
+        query = f"name = '{self._model}' and {tags}"
+        found = self._client.search_model_versions(query, max_results=1, order_by=["version_number DESC"])
+        return found[0] if found else None
 
     def _identity(self, version: int) -> dict[str, str]:
         return {"lagoon.run": self._settings.run.name, "weight_version": str(version)}

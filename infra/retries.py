@@ -12,6 +12,9 @@ from schemas.errors import LakeError
 ATTEMPTS = 40
 """Tries of one transaction; the waits between them grow to half a second, up to 17 s in all."""
 
+LIMIT_S = 60
+"""After this long there is no further try: a store that is away answers slowly, not never."""
+
 _PERMANENT = (SchemaMismatchError, DeltaProtocolError, TableNotFoundError)
 
 T = TypeVar("T")
@@ -23,15 +26,16 @@ def retry(what: str, attempt: Callable[[], T]) -> T:
     Conflicts with other writers and failures of the store are tried again, a wrong schema or protocol is not.
 
     Raises:
-        LakeError: it cannot succeed, or has failed ATTEMPTS times; names `what` and the last failure.
+        LakeError: it cannot succeed, or has failed for LIMIT_S seconds or ATTEMPTS times; names `what` and the failure.
     """
-    for number in range(ATTEMPTS):
+    began = time.monotonic()
+    for number in range(1, ATTEMPTS + 1):
         try:
             return attempt()
         except _PERMANENT as error:
             raise LakeError(f"{what} is refused: {error}") from error
         except (DeltaError, OSError) as error:
-            if number == ATTEMPTS - 1:
-                raise LakeError(f"{what} failed {ATTEMPTS} times; last: {type(error).__name__}: {error}") from error
+            if number == ATTEMPTS or time.monotonic() - began > LIMIT_S:
+                raise LakeError(f"{what} failed {number} times; last: {type(error).__name__}: {error}") from error
             time.sleep(random.random() * min(0.5, 0.01 * 2**number))
     raise AssertionError

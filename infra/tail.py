@@ -4,7 +4,6 @@ Compaction and deletes rewrite files without bringing rows: their commits are pa
 """
 
 import io
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -114,9 +113,3 @@ def _column(field: pa.Field, rows: pa.Table, partition: dict[str, Any], length: 
         return rows[field.name].cast(field.type)
     value = partition.get(field.name)
     return pa.repeat(pa.scalar(value, pa.string()).cast(field.type), length)
-
-
-def iterate(tail: Tail) -> Iterator[tuple[int, pa.Table]]:
-    """All versions that are there now, read in small portions."""
-    while portion := tail.poll(8):
-        yield from portion

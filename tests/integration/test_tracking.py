@@ -125,6 +125,17 @@ def test_weight_versions_are_registered_once_with_their_lineage(settings: Settin
     assert client.get_model_version_by_alias(model, "latest").tags["weight_version"] == "2"
 
 
+def test_a_run_begun_again_under_its_old_name_registers_its_own_weights(settings: Settings):
+    for fingerprint in ("aa", "bb"):
+        tracking = Tracking(settings, "learner", wait_s=60)
+        tracking.weight_version(1, "/data/weights/v00000001", {"fingerprint": fingerprint})
+        tracking.alias("champion", 1)
+        tracking.close(60)
+    client = MlflowClient(settings.tracking.uri)
+    found = client.get_model_version_by_alias(f"{settings.tracking.experiment}-policy", "champion")
+    assert found.tags["fingerprint"] == "bb"
+
+
 def test_champion_waits_until_its_version_is_registered(settings: Settings):
     evaluator = Tracking(settings, "evaluator", wait_s=60)
     evaluator.alias("champion", 1)
