@@ -32,6 +32,8 @@ _PASSING = frozenset(
 )
 """Errors that a restart of the broker causes."""
 
+_QUIET_S = 5.0
+
 _QUEUE = {
     "enable.partition.eof": True,
     "queued.max.messages.kbytes": 16 * 1024,
@@ -63,7 +65,8 @@ class Reader:
         self._partitions = {topic: partition for topic, (partition, _) in places.items()}
         self._next = {topic: offset for topic, (_, offset) in places.items()}
         self._patience = Patience(part, kafka.timeout_s)
-        self._probe_at = 0.0
+        self._heard_at = time.monotonic()
+        self._is_known = False
         self._paused: set[str] = set()
         self._moved = False
         self._consumer = consumer(kafka, client_id, **_QUEUE)
@@ -81,8 +84,8 @@ class Reader:
         if self._moved:
             self._assign()
         if found:
-            self._patience.ok()
-        elif self._patience.is_troubled:
+            self._heard()
+        elif time.monotonic() - self._heard_at > (_QUIET_S if self._is_known else 1.0):
             self._probe()
         return found
 
@@ -93,13 +96,17 @@ class Reader:
             (self._paused.add if paused else self._paused.remove)(topic)
 
     def check_end(self, topic: str, end: int) -> None:
-        """Compare a log's end offset with what has been read of it.
+        """Compare a log's end offset, asked for perhaps before the last read, with what was read of it.
 
         Raises:
             BrokerError: messages that had been read are not there any more.
         """
         position = self._next[topic]
-        if position is not None and end < position:
+        if position is None or end >= position:
+            return
+        bounds = self._bounds(topic)
+        if bounds is not None and bounds[1] < position:
+            end = bounds[1]
             raise BrokerError(
                 f"{self._part}: {topic}/{self._partitions[topic]} ends at offset {end}, but had been read up to "
                 f"{position}: the broker was emptied, restored or replaced. Restore its data; or, to begin a new "
@@ -137,6 +144,7 @@ class Reader:
             return self._out_of_range(topic)
         if error.fatal() or not (error.retriable() or error.code() in _PASSING):
             raise BrokerError(f"{self._part}: Kafka at {self._kafka.brokers} answers {error.name()}: {error.str()}")
+        self._is_known = False
         self._patience.trouble(error.str())
         return None
 
@@ -165,16 +173,18 @@ class Reader:
         self._next[topic] = end
         return Hole(topic, partition, start, end, 0)
 
+    def _heard(self) -> None:
+        self._heard_at, self._is_known = time.monotonic(), True
+        self._patience.ok()
+
     def _probe(self) -> None:
-        """Ask a broker that was in trouble, once a second: a quiet log does not tell that it is back."""
-        if time.monotonic() >= self._probe_at:
-            self._probe_at = time.monotonic() + 1
-            answers = [(topic, self._bounds(topic)) for topic in self._names.values()]
-            if all(bounds is not None for _, bounds in answers):
-                self._patience.ok()
-            for topic, bounds in answers:
-                if bounds is not None:
-                    self.check_end(topic, bounds[1])
+        """Ask: a quiet log does not tell whether its broker is there."""
+        self._heard_at, self._is_known = time.monotonic(), False
+        answers = [(topic, bounds) for topic in self._partitions if (bounds := self._bounds(topic)) is not None]
+        for topic, (_, end) in answers:
+            self.check_end(topic, end)
+        if len(answers) == len(self._partitions):
+            self._heard()
 
     def _bounds(self, topic: str) -> tuple[int, int] | None:
         """Oldest and end offset of the log, or None, with trouble noted, where the broker does not answer."""
