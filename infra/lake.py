@@ -92,9 +92,7 @@ class Lake:
         Raises:
             LakeError: rows that do not fit the table's schema.
         """
-        table = _declared(name)
-        promised = promised_statistics(self.table(name))
-        return stage(self.store(name), local_path(self.table_uri(name)), table, promised, conform(table, rows))
+        return self._stage(name, conform(_declared(name), rows))
 
     def commit(self, name: str, adds: list[Add], app_id: str, sequence: int) -> int | None:
         """Make staged files part of the table, once for each (app_id, sequence).
@@ -121,9 +119,9 @@ class Lake:
             LakeError: rows that do not fit the schema, or a commit that keeps failing.
         """
         table = conform(_declared(name), rows)
-        if self.last_sequence(name, app_id) >= sequence:
-            return None
-        return self.commit(name, self.stage(name, table), app_id, sequence)
+        with self._lock:  # a hint that may be old: `commit` asks again
+            known = self.table(name).transaction_version(app_id) or 0
+        return None if known >= sequence else self.commit(name, self._stage(name, table), app_id, sequence)
 
     def last_sequence(self, name: str, app_id: str) -> int:
         """The newest sequence that `app_id` has committed to table `name`; 0 if none."""
@@ -151,6 +149,10 @@ class Lake:
         """Where a table lies."""
         return f"{self.uri}/{name}"
 
+    def _stage(self, name: str, rows: pa.Table) -> list[Add]:
+        promised = promised_statistics(self.table(name))
+        return stage(self.store(name), local_path(self.table_uri(name)), _declared(name), promised, rows)
+
     def _try_commit(self, name: str, adds: list[Add], app_id: str, sequence: int) -> int | None:
         if self.last_sequence(name, app_id) >= sequence:
             return None
@@ -167,18 +169,16 @@ class Lake:
             ),
             post_commithook_properties=_HOOKS,
         )
-        handle.update_incremental()
-        return self._version_of(name, app_id, sequence, base, handle.version())
+        return self._version_of(name, app_id, sequence, base)
 
-    def _version_of(self, name: str, app_id: str, sequence: int, after: int, newest: int) -> int:
-        """The version in (after, newest] that carries a transaction; delta-rs does not tell."""
-        log = self.log(name)
-        for version in range(newest, after, -1):
-            for action in log.commit(version) or []:
-                transaction = action.get("txn", {})
-                if transaction.get("appId") == app_id and transaction.get("version") == sequence:
-                    return version
-        raise LakeError(f"{name}: sequence {sequence} of {app_id} is in no version from {after + 1} to {newest}")
+    def _version_of(self, name: str, app_id: str, sequence: int, after: int) -> int:
+        """The first version above `after` that carries a transaction; delta-rs does not tell."""
+        log, version = self.log(name), after
+        while (actions := log.commit(version := version + 1)) is not None:
+            transactions = [a["txn"] for a in actions if "txn" in a]
+            if any(t["appId"] == app_id and t["version"] == sequence for t in transactions):
+                return version
+        raise LakeError(f"{name}: sequence {sequence} of {app_id} is in no version from {after + 1} to {version - 1}")
 
     def _verify(self, name: str, adds: list[Add]) -> None:
         """Delta commits files unseen; one that a vacuum has removed would make the table unreadable."""

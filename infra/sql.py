@@ -9,6 +9,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 
 from infra.lake import Lake
 from schemas.errors import LakeError
@@ -46,10 +47,10 @@ def view_names() -> list[str]:
 
 
 def _dataset(lake: Lake, table: Table) -> ds.Dataset | pa.Table:
-    uri = lake.table_uri(table.name)
-    if not DeltaTable.is_deltatable(uri, lake.storage_options):
+    try:
+        handle = DeltaTable(lake.table_uri(table.name), storage_options=lake.storage_options)
+    except TableNotFoundError:
         return table.delta_schema.empty_table()
-    handle = DeltaTable(uri, storage_options=lake.storage_options)
     stored = pa.schema(handle.schema().to_arrow())
     missing = [f for f in table.delta_schema if f.name not in stored.names]
     if not missing:

@@ -125,10 +125,11 @@ def _partitions(by: Sequence[str], rows: pa.Table) -> Iterator[tuple[dict[str, s
     if not by:
         yield {}, rows
         return
-    for key in rows.select(list(by)).group_by(list(by), use_threads=False).aggregate([]).to_pylist():
+    keys = rows.select(list(by)).group_by(list(by), use_threads=False).aggregate([]).to_pylist()
+    for key in keys:
         matches = [pc.field(n).is_null() if value is None else pc.field(n) == value for n, value in key.items()]
-        values = {name: None if value is None else str(value) for name, value in key.items()}
-        yield values, rows.filter(reduce(and_, matches)).drop_columns(list(by))
+        part = rows if len(keys) == 1 else rows.filter(reduce(and_, matches))
+        yield {name: None if value is None else str(value) for name, value in key.items()}, part.drop_columns(list(by))
 
 
 def _statistics(rows: pa.Table, columns: Sequence[str] | None) -> dict[str, Any]:

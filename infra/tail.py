@@ -85,7 +85,7 @@ class Tail:
         try:
             with pq.ParquetFile(self._open(path)) as file:
                 present = set(file.schema_arrow.names)
-                rows = file.read([n for n in self.schema.names if n in present])
+                rows = file.read([n for n in self.schema.names if n in present], use_threads=False)
                 length = file.metadata.num_rows
         except FileNotFoundError as error:
             raise LakeError(
