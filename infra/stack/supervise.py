@@ -6,9 +6,7 @@ Each program is a file in `<data_dir>/stack/programs`; a changed file means that
 
 import http.client
 import os
-import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from typing import Any
 
 from supervisor.xmlrpc import Faults
 
+from infra.stack import supervisord
 from infra.stack.programs import Program
 from schemas.errors import DeadlineError, StackError
 
@@ -30,40 +29,6 @@ MARK = "LAGOON_STACK"
 _UP = ("running", "starting", "backoff")
 
 MAX_SOCKET_PATH = 100  # the kernel's limit is 107 bytes; supervisord appends its pid while it binds
-
-_MAIN = """\
-[unix_http_server]
-file={socket}
-chmod=0700
-[supervisord]
-logfile={folder}/supervisord.log
-logfile_maxbytes=5MB
-logfile_backups=1
-pidfile={folder}/supervisord.pid
-[rpcinterface:supervisor]
-supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
-[include]
-files=programs/*.conf
-"""
-
-_PROGRAM = """\
-[program:{name}]
-command={command}
-environment={environment}
-autostart=false
-autorestart=unexpected
-exitcodes=0
-startsecs=5
-startretries=30
-stopsignal=TERM
-stopwaitsecs={stop_s}
-stopasgroup=true
-killasgroup=true
-redirect_stderr=true
-stdout_logfile={log}
-stdout_logfile_maxbytes=10MB
-stdout_logfile_backups=2
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +68,7 @@ class Supervisor:
         """
         for program in programs:
             program.log.parent.mkdir(parents=True, exist_ok=True)
-            _write(self._file(program.name), self.program_text(program))
+            _write(self._file(program.name), supervisord.program(program, {MARK: str(self.data_dir)}))
         self.launch()
         self._reread()
         names = [p.name for p in programs]
@@ -167,7 +132,7 @@ class Supervisor:
         if self.is_running():
             return
         self._end_orphans()
-        _write(self.folder / "supervisord.conf", _MAIN.format(socket=self.socket_path(), folder=_escape(self.folder)))
+        _write(self.folder / "supervisord.conf", supervisord.main(self.folder, self.socket_path()))
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(self.folder / "supervisord.conf")]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=self.folder)
         if done.returncode:
@@ -199,17 +164,6 @@ class Supervisor:
     def _file(self, name: str) -> Path:
         return self.folder / "programs" / f"{name}.conf"
 
-    def program_text(self, program: Program) -> str:
-        """The program's section of supervisord's configuration."""
-        environment = {**program.environment, MARK: str(self.data_dir)}
-        return _PROGRAM.format(
-            name=program.name,
-            command=_escape(shlex.join(program.command)),
-            environment=",".join(f'{k}="{_escape(v)}"' for k, v in sorted(environment.items())),
-            stop_s=program.stop_s,
-            log=_escape(program.log),
-        )
-
     def socket_path(self) -> str:
         """The socket's path; where the data folder's is too long for one, a private folder among the temporary ones."""
         note = self.folder / "socket"
@@ -222,7 +176,7 @@ class Supervisor:
         return str(path)
 
     def _rpc(self) -> Any:
-        return xmlrpc.client.ServerProxy("http://localhost", transport=_Transport(self.socket_path()), allow_none=True)
+        return supervisord.connect(self.socket_path())
 
     def _call(self, method: str, *arguments: Any, unless: int | None = None) -> Any:
         try:
@@ -256,37 +210,12 @@ def marked(stack: str) -> list[int]:
     return pids
 
 
-class _Transport(xmlrpc.client.Transport):
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self._path = path
-
-    def make_connection(self, host: Any) -> http.client.HTTPConnection:
-        return _UnixConnection(self._path)
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=60)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
 def _state(info: dict[str, Any]) -> State:
     since = info["start"] if info["pid"] else info["stop"] or info["now"]
     age_s = max(info["now"] - since, 0)
     return State(
         info["group"], info["statename"].lower(), info["pid"], age_s, info["exitstatus"], Path(info["stdout_logfile"])
     )
-
-
-def _escape(value: str | Path) -> str:
-    """`value` for a configuration file in which % begins an expansion."""
-    return str(value).replace("%", "%%")
 
 
 def _write(path: Path, text: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack import container, health, java, kafka, ports, programs
+from infra.stack import container, health, java, kafka, ports, programs, supervisord
 from infra.stack.bring_up import exclusive, resolve
 from infra.stack.policy import policy_key
 from infra.stack.supervise import MAX_SOCKET_PATH, State, Supervisor
@@ -147,7 +147,7 @@ def test_a_socket_path_too_long_for_the_kernel_moves_to_a_short_one(tmp_path: Pa
 
 def test_a_percent_sign_in_a_path_survives_supervisords_expansion(tmp_path: Path) -> None:
     program = programs.Program("p", ["echo", "100% sure"], tmp_path / "50%.log")
-    text = Supervisor(tmp_path).program_text(program)
+    text = supervisord.program(program, {})
     assert "command=echo '100%% sure'" in text
     assert "50%%.log" in text
 
