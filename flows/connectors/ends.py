@@ -13,6 +13,8 @@ from flows.connectors.pulse import Patience
 from infra.kafka import client_settings
 from schemas.settings import Kafka
 
+_RETRY_S = 0.5
+
 Ends = Mapping[tuple[str, int], int]
 """(contract topic, partition) -> offset after its last message."""
 
@@ -27,7 +29,8 @@ class EndOffsets:
         self, kafka: Kafka, client_id: str, part: str, places: Sequence[tuple[str, int]], interval_s: float
     ) -> None:
         self._kafka, self._places, self._interval_s = kafka, list(places), interval_s
-        self._admin = AdminClient(client_settings(kafka, client_id))
+        self._settings = client_settings(kafka, client_id)
+        self._admin = AdminClient(self._settings)
         self._patience = Patience(part, kafka.timeout_s)
         self._lock = threading.Lock()
         self._futures: dict[tuple[str, int], Future[Any]] = {}
@@ -64,8 +67,17 @@ class EndOffsets:
         futures, self._futures = self._futures, {}
         self._due = time.monotonic() + self._interval_s
         try:
-            self._ends = {place: future.result().offset for place, future in futures.items()}
-            self._number += 1
-            self._patience.ok()
+            ends = {place: future.result().offset for place, future in futures.items()}
         except KafkaException as error:
-            self._patience.trouble(f"asking for end offsets: {error.args[0].str()}")
+            return self._fail(error.args[0].str())
+        if min(ends.values()) < 0:  # a broker that has just started may answer so
+            return self._fail("an answer without offsets")
+        self._ends = ends
+        self._number += 1
+        return self._patience.ok()
+
+    def _fail(self, reason: str) -> None:
+        """Try again with a new client: this one keeps to leaders, and their epochs, that may be gone."""
+        self._due = time.monotonic() + _RETRY_S
+        self._admin = AdminClient(self._settings)
+        self._patience.trouble(f"asking for end offsets: {reason}")

@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 
 from bytewax.inputs import FixedPartitionedSource
@@ -90,6 +91,7 @@ class _MergePart(EpochPart):
         self._ends, self._round = source.ends(), 0
         places = {t: (p, state[t][0] if state and t in state else None) for t, p in self._partitions.items()}
         self._reader = Reader(source.kafka, source.client_id, part, places, source.skip_expired)
+        self._positions = [dict.fromkeys(source.topics, 0)] * 2
         self._num_late = 0
 
     def pull(self, max_items: int, max_bytes: int) -> Sequence[Raw | Hole]:
@@ -123,8 +125,9 @@ class _MergePart(EpochPart):
         if number == self._round:
             return
         own = {topic: ends[topic, partition] for topic, partition in self._partitions.items()}
-        for topic, end in own.items():
-            self._reader.check_end(topic, end)
+        before, self._positions = self._positions[0], [self._positions[1], self._merge.positions()]
+        for topic, end in own.items():  # two rounds ago this one was not yet asked for
+            self._reader.check_end(topic, before[topic], end)
         self._merge.round(own)
         self._round = number
 
@@ -190,17 +193,18 @@ class _TopicPart(EpochPart):
         place = (int(number), self._offset)
         self._reader = Reader(source.kafka, source.client_id, part, {self._topic: place}, source.skip_expired)
         self._bounded, self._end_seen = source.stop_at_end, False
+        self._waiting: deque[Raw | Hole] = deque()
 
     def pull(self, max_items: int, max_bytes: int) -> Sequence[Raw | Hole]:
-        """Read what has come."""
+        """Read what has come, once what had come before is emitted."""
+        if not self._waiting:
+            self._read(max_items)
         items: list[Raw | Hole] = []
-        for item in self._reader.read(max_items):
-            if isinstance(item, End):
-                self._end_seen = True
-                continue
-            self._timestamp = max(self._timestamp, item.timestamp)
-            self._offset = item.next_offset
-            items.append(dataclasses.replace(item, timestamp=self._timestamp, lane=item.partition))
+        while self._waiting and max_bytes > 0:
+            item = self._waiting.popleft()
+            items.append(item)
+            max_bytes -= item.num_bytes
+            self._offset, self._timestamp = item.next_offset, item.timestamp
         return items
 
     def position(self) -> State | None:
@@ -208,13 +212,22 @@ class _TopicPart(EpochPart):
         return None if self._offset is None else {"offset": self._offset, "timestamp": self._timestamp}
 
     def at_end(self) -> bool:
-        """Whether a bounded source has seen the end of its log."""
-        return self._bounded and self._end_seen
+        """Whether a bounded source has emitted all up to the end of its log."""
+        return self._bounded and self._end_seen and not self._waiting
 
     def close(self) -> None:
         """Leave the broker."""
         self._reader.close()
         super().close()
+
+    def _read(self, max_items: int) -> None:
+        timestamp = self._timestamp
+        for item in self._reader.read(max_items):
+            if isinstance(item, End):
+                self._end_seen = True
+            else:
+                timestamp = max(timestamp, item.timestamp)
+                self._waiting.append(dataclasses.replace(item, timestamp=timestamp, lane=item.partition))
 
 
 class _ClockPart(EpochPart):

@@ -95,20 +95,15 @@ class Reader:
             (self._consumer.pause if paused else self._consumer.resume)([self._place(topic)])
             (self._paused.add if paused else self._paused.remove)(topic)
 
-    def check_end(self, topic: str, end: int) -> None:
-        """Compare a log's end offset, asked for perhaps before the last read, with what was read of it.
+    def check_end(self, topic: str, position: int, end: int) -> None:
+        """Compare a log's end offset with how far it had been read before that was asked for.
 
         Raises:
-            BrokerError: messages that had been read are not there any more.
+            BrokerError: messages that had been read are not there any more; the broker was asked once more.
         """
-        position = self._next[topic]
-        if position is None or end >= position:
-            return
-        bounds = self._bounds(topic)
-        if bounds is not None and bounds[1] < position:
-            end = bounds[1]
+        if end < position and (bounds := self._bounds(topic)) is not None and bounds[1] < position:
             raise BrokerError(
-                f"{self._part}: {topic}/{self._partitions[topic]} ends at offset {end}, but had been read up to "
+                f"{self._part}: {topic}/{self._partitions[topic]} ends at offset {bounds[1]}, but had been read up to "
                 f"{position}: the broker was emptied, restored or replaced. Restore its data; or, to begin a new "
                 "history, start a new run (run.name) with an empty lake"
             )
@@ -154,9 +149,9 @@ class Reader:
         if bounds is None:
             return None
         low, high = bounds
-        self.check_end(topic, high)
         self._moved = True
         position = self._next[topic]
+        self.check_end(topic, position or 0, high)
         if position is None or position >= low:
             return None
         return self._skip(topic, position, low)
@@ -182,7 +177,7 @@ class Reader:
         self._heard_at, self._is_known = time.monotonic(), False
         answers = [(topic, bounds) for topic in self._partitions if (bounds := self._bounds(topic)) is not None]
         for topic, (_, end) in answers:
-            self.check_end(topic, end)
+            self.check_end(topic, self._next[topic] or 0, end)
         if len(answers) == len(self._partitions):
             self._heard()
 
