@@ -78,10 +78,7 @@ class Lake:
 
     def version(self, name: str) -> int:
         """The newest Delta version of a table."""
-        with self._lock:
-            handle = self.table(name)
-            handle.update_incremental()
-            return handle.version()
+        return retry(f"{name}: reading its version", lambda: self._refreshed(name).version())
 
     def stage(self, name: str, rows: pa.Table) -> list[Add]:
         """Write `rows` as files of table `name` that no reader sees yet; one file per partition.
@@ -119,16 +116,13 @@ class Lake:
             LakeError: rows that do not fit the schema, or a commit that keeps failing.
         """
         table = conform(_declared(name), rows)
-        with self._lock:  # a hint that may be old: `commit` asks again
-            known = self.table(name).transaction_version(app_id) or 0
-        return None if known >= sequence else self.commit(name, self._stage(name, table), app_id, sequence)
+        if self.last_sequence(name, app_id) >= sequence:
+            return None
+        return self.commit(name, self._stage(name, table), app_id, sequence)
 
     def last_sequence(self, name: str, app_id: str) -> int:
         """The newest sequence that `app_id` has committed to table `name`; 0 if none."""
-        with self._lock:
-            handle = self.table(name)
-            handle.update_incremental()
-            return handle.transaction_version(app_id) or 0
+        return retry(f"{name}: reading the sequence of {app_id}", lambda: self._last_sequence(name, app_id))
 
     def app_ids(self, name: str, prefix: str) -> list[str]:
         """Application ids that start with `prefix` and have committed to table `name`, sorted."""
@@ -149,12 +143,22 @@ class Lake:
         """Where a table lies."""
         return f"{self.uri}/{name}"
 
+    def _refreshed(self, name: str) -> DeltaTable:
+        with self._lock:
+            handle = self.table(name)
+            handle.update_incremental()
+            return handle
+
+    def _last_sequence(self, name: str, app_id: str) -> int:
+        # on a handle that is not refreshed this fails once a checkpoint has let the log be cleaned
+        return self._refreshed(name).transaction_version(app_id) or 0
+
     def _stage(self, name: str, rows: pa.Table) -> list[Add]:
         promised = promised_statistics(self.table(name))
         return stage(self.store(name), local_path(self.table_uri(name)), _declared(name), promised, rows)
 
     def _try_commit(self, name: str, adds: list[Add], app_id: str, sequence: int) -> int | None:
-        if self.last_sequence(name, app_id) >= sequence:
+        if self._last_sequence(name, app_id) >= sequence:
             return None
         self._verify(name, adds)
         handle = self.table(name)
