@@ -31,7 +31,7 @@ class Topic:
         return settings
 
 
-TASKS = Topic("tasks", "group_id", "JSON schemas.messages.Task", True, "delete")
+TASKS = Topic("tasks", "group_id", "JSON schemas.messages.Task", False, "delete")  # a share group has no skew on one
 BUFFER = Topic("buffer", "shard, or `learner`", "JSON BufferReport or LearnerReport", False, "compact")
 TRAJECTORIES = Topic("trajectories", "group_id", "Arrow IPC stream of 1 to 16 rows", True, "delete")
 WEIGHTS = Topic("weights", "version", "JSON WeightSummary", False, "compact")

@@ -150,6 +150,12 @@ class Trajectory:
     finished_at: datetime
 
 
+_PARTS = {
+    name: tuple(part.name for part in dataclasses.fields(type_))
+    for name, type_ in (("weight_version_spans", WeightVersionSpan), ("turns", Turn), ("rewards", Reward))
+}
+
+
 def to_batch(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
     """The rows of `trajectories`, in order, under TRAJECTORY_SCHEMA. Types are declared, never inferred."""
     columns = [pa.array([_cell(t, f.name) for t in trajectories], f.type) for f in TRAJECTORY_SCHEMA]
@@ -165,8 +171,8 @@ def _cell(trajectory: Trajectory, name: str) -> Any:
     value = getattr(trajectory, name)
     if name == "messages":
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    if name in {"weight_version_spans", "turns", "rewards"}:
-        return [dataclasses.asdict(x) for x in value]
+    if parts := _PARTS.get(name):
+        return [{part: getattr(item, part) for part in parts} for item in value]
     return value
 
 

@@ -19,10 +19,11 @@ _VERSION_KEY = b"lagoon.schema_version"
 
 
 def encode(batch: pa.RecordBatch) -> bytes:
-    """`batch` as an Arrow IPC stream of exactly one record batch."""
+    """`batch` as an Arrow IPC stream of exactly one record batch, without the documentation of its columns."""
+    bare = pa.schema([field.remove_metadata() for field in batch.schema], batch.schema.metadata)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
+    with pa.ipc.new_stream(sink, bare) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=bare))
     return sink.getvalue().to_pybytes()
 
 
