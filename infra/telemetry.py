@@ -136,8 +136,8 @@ def main(service: str, run: Callable[[Settings, Telemetry, Stop], None], argv: S
     """The edge of a process: settings, logs, signals, telemetry; then `run`, which returns soon after `stop` is set.
 
     Arguments: `--config FILE` (repeatable) and `--section.key=value`; without a file, the settings of the current run.
-    Exits 0 after a clean end, 2 on an error that Lagoon raises on purpose (logged in words), 1 on any other (logged
-    with its traceback).
+    Exits 0 after a clean end, 2 on wrong settings (a restart cannot help), 1 on any other error: one that Lagoon
+    raises on purpose is logged in words, the rest with a traceback.
     """
     instance, stop = instance_name(service), Stop().on_signals()
     configure("info", service, instance)
@@ -161,7 +161,7 @@ def _exit_code(serve: Callable[[], None], log: Any) -> int:
         serve()
     except LagoonError as error:
         log.error("stopped", kind=type(error).__name__, error=str(error))
-        return 2
+        return 2 if isinstance(error, SettingsError) else 1
     except (Exception, KeyboardInterrupt) as error:
         log.error("crashed", kind=type(error).__name__, error=str(error), traceback=traceback.format_exc())
         return 1

@@ -291,7 +291,7 @@ class Stack(Section):
 
     kafka_port: int = Field(default=0, ge=0, le=65535)
     mlflow_port: int = Field(default=0, ge=0, le=65535)
-    start_timeout_s: Seconds = 90
+    start_timeout_s: Seconds = 180
     min_free_bytes: int = Field(default=2 * 1024**3, ge=0)
 
 

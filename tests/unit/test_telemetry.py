@@ -255,9 +255,9 @@ def test_a_clean_end_is_0_and_leaves_no_service_file(tmp_path: Path, config: str
     assert {(line["service"], line["instance"]) for line in logged} == {("learner", "learner-7")}
 
 
-def test_an_error_raised_on_purpose_is_2_with_its_message_and_no_traceback(tmp_path: Path, config: str) -> None:
+def test_an_error_raised_on_purpose_is_1_with_its_message_and_no_traceback(tmp_path: Path, config: str) -> None:
     code, _, logged = _run(tmp_path, config, "--policy.path=refuse")
-    assert code == 2
+    assert code == 1
     assert (logged[-1]["kind"], logged[-1]["error"]) == ("BrokerError", "Kafka is away")
     assert not any("traceback" in line or "exception" in line for line in logged)
 
@@ -318,7 +318,7 @@ def test_secrets_of_the_settings_never_reach_the_log(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert process.returncode == 2
+    assert process.returncode == 1
     assert "***" in process.stderr
     assert "s3-secret" not in process.stderr
     assert SECRET not in process.stderr
