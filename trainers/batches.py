@@ -1,10 +1,11 @@
-"""Arrow rows to tensors: length-sorted micro-batches, padded, aligned for next-token prediction."""
+"""Token columns to tensors: length-sorted micro-batches, padded, aligned for next-token prediction."""
 
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute makes its functions when it is imported)
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -15,12 +16,63 @@ from torch import Tensor
 
 from trainers.credit import Floats, group_advantages
 
-TOKEN_COLUMNS = ("token_ids", "action_mask", "behavior_logprobs")
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The token columns of n rows, laid end to end: row i is [offsets[i], offsets[i + 1]) of the three flat arrays."""
+
+    offsets: Ints
+    token_ids: NDArray[np.int32]
+    action_mask: NDArray[np.bool_]
+    behavior_logprobs: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, rows: pa.Table) -> "Tokens":
+        """The token columns of `rows`; only the mask is copied, whose bits Arrow packs."""
+        lists = [rows.column(name).combine_chunks() for name in ("token_ids", "action_mask", "behavior_logprobs")]
+        lengths = pc.list_value_length(lists[0]).to_numpy(zero_copy_only=False)
+        flat = [column.flatten().to_numpy(zero_copy_only=False) for column in lists]
+        return cls(_offsets(lengths), *flat)
+
+    @classmethod
+    def gather(cls, places: Sequence[tuple["Tokens", int]]) -> "Tokens":
+        """The rows (tokens, index), in that order."""
+        slices = [(tokens, *tokens.offsets[i : i + 2].tolist()) for tokens, i in places]
+        return cls(
+            _offsets(np.array([end - start for _, start, end in slices], np.int64)),
+            np.concatenate([t.token_ids[start:end] for t, start, end in slices]),
+            np.concatenate([t.action_mask[start:end] for t, start, end in slices]),
+            np.concatenate([t.behavior_logprobs[start:end] for t, start, end in slices]),
+        )
+
+    @property
+    def lengths(self) -> Ints:
+        """Tokens of each row."""
+        return np.diff(self.offsets)
+
+    def take(self, order: Ints) -> "Tokens":
+        """The rows `order`, in that order."""
+        return Tokens.gather([(self, int(i)) for i in order]) if len(order) else self.slice(0, 0)
+
+    def slice(self, start: int, end: int) -> "Tokens":
+        """Rows [start, end), without a copy."""
+        offsets = self.offsets[start : end + 1]
+        span = slice(offsets[0], offsets[-1])
+        moved = offsets - offsets[0]
+        return Tokens(moved, self.token_ids[span], self.action_mask[span], self.behavior_logprobs[span])
+
+    def actions(self) -> NDArray[np.bool_]:
+        """Flat mask of the action tokens that have a logprob: the first token of a row has none."""
+        mask = self.action_mask.copy()
+        mask[self.offsets[:-1][self.lengths > 0]] = False
+        return mask
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of similar length. Position j of the shifted tensors belongs to token j + 1, which token j's logits predict.
+    """Rows of similar length. Position j of the shifted mask belongs to token j + 1, which token j's logits predict.
 
     `rows` int64 [b]: places in the batch. `token_ids` int64 [b, t], right-padded (under a causal mask padding changes
     nothing). `action_mask` bool [b, t-1]; the rest per action token, [n], in row-major order of the mask.
@@ -41,76 +93,56 @@ class MicroBatch:
 def row_advantages(rows: pa.Table) -> Floats:
     """Advantages [n] of `rows`, each from its own group columns."""
     names = ("reward", "group_reward_mean", "group_reward_std")
-    return group_advantages(*(_floats(rows.column(name)) for name in names))
+    return group_advantages(*(rows.column(name).cast(pa.float64()).to_numpy() for name in names))
 
 
-def num_action_tokens(rows: pa.Table) -> NDArray[np.int64]:
-    """Action tokens [n] that have a logprob (the first token of a row has none)."""
-    offsets, flat = _flat(rows.column("action_mask"))
-    starts, ends = offsets[:-1], offsets[1:]
-    counts = np.concatenate([[0], np.cumsum(flat)])
-    return (counts[ends] - counts[np.minimum(starts + 1, ends)]).astype(np.int64)
+def num_action_tokens(tokens: Tokens) -> Ints:
+    """Action tokens [n] that have a logprob."""
+    counts = np.concatenate([[0], np.cumsum(tokens.actions())])
+    return counts[tokens.offsets[1:]] - counts[tokens.offsets[:-1]]
 
 
-def micro_batches(rows: pa.Table, advantages: Floats, parts: int, pad: int = 0) -> Iterator[MicroBatch]:
-    """`rows` as exactly `parts` micro-batches of similar length, shortest first.
-
-    The count does not depend on the content, because every rank has to call backward equally often.
-    """
-    lengths = pc.list_value_length(rows.column("token_ids")).to_numpy()
-    order = np.argsort(lengths, kind="stable")
-    columns = [_flat(rows.column(name).take(pa.array(order))) for name in TOKEN_COLUMNS]
-    for part in np.array_split(np.arange(len(order)), parts):
-        yield _micro_batch(order[part], part, columns, advantages, pad)
-
-
-def rank_batches(rows: pa.Table, advantages: Floats, parts: int, rank: int, size: int) -> Iterator[MicroBatch]:
+def rank_batches(tokens: Tokens, advantages: Floats, parts: int, rank: int, size: int) -> Iterator[MicroBatch]:
     """The micro-batches of rank `rank` of `size`: every size-th row by length, so that all have about as much to do.
 
     `rows` of the micro-batches are places in the global batch.
     """
-    lengths = pc.list_value_length(rows.column("token_ids")).to_numpy()
-    mine = np.argsort(lengths, kind="stable")[rank::size]
-    for batch in micro_batches(rows.take(pa.array(mine)), advantages[mine], parts):
+    mine = np.argsort(tokens.lengths, kind="stable")[rank::size]
+    for batch in micro_batches(tokens.take(mine), advantages[mine], parts):
         yield replace(batch, rows=torch.from_numpy(mine)[batch.rows])
 
 
-def _micro_batch(
-    rows: NDArray[np.int64],
-    part: NDArray[np.int64],
-    columns: list[tuple[NDArray[np.int64], NDArray[np.generic]]],
-    advantages: Floats,
-    pad: int,
-) -> MicroBatch:
-    ids, mask, behavior = (_pad(*column, part, fill) for column, fill in zip(columns, (pad, False, 0), strict=True))
-    actions = mask[:, 1:].astype(bool)
-    owners = np.repeat(np.arange(len(rows)), actions.sum(1))
+def micro_batches(tokens: Tokens, advantages: Floats, parts: int, pad: int = 0) -> Iterator[MicroBatch]:
+    """The rows as exactly `parts` micro-batches of similar length, shortest first.
+
+    The count does not depend on the content, because every rank has to call backward equally often.
+    """
+    order = np.argsort(tokens.lengths, kind="stable")
+    ordered = tokens if (order[1:] > order[:-1]).all() else tokens.take(order)
+    for part in np.array_split(np.arange(len(order)), parts):
+        start, end = (int(part[0]), int(part[-1]) + 1) if len(part) else (0, 0)
+        yield _micro_batch(ordered.slice(start, end), order[part], advantages[order[part]], pad)
+
+
+def _micro_batch(tokens: Tokens, rows: Ints, advantages: Floats, pad: int) -> MicroBatch:
+    actions = tokens.actions()
+    width = max(int(tokens.lengths.max(initial=0)), 2)
+    ids = np.full((len(rows), width), pad, np.int64)
+    mask = np.zeros((len(rows), width), np.bool_)
+    bounds = tokens.offsets.tolist()
+    for row, (start, end) in enumerate(pairwise(bounds)):
+        ids[row, : end - start] = tokens.token_ids[start:end]
+        mask[row, : end - start] = actions[start:end]
+    owners = np.repeat(np.arange(len(rows)), mask.sum(1))
     return MicroBatch(
         rows=torch.from_numpy(rows),
-        token_ids=torch.from_numpy(ids.astype(np.int64)),
-        action_mask=torch.from_numpy(actions),
-        behavior_logprobs=torch.from_numpy(behavior[:, 1:][actions].astype(np.float32)),
-        advantages=torch.from_numpy(advantages[rows].astype(np.float32)[owners]),
+        token_ids=torch.from_numpy(ids),
+        action_mask=torch.from_numpy(mask[:, 1:]),
+        behavior_logprobs=torch.from_numpy(tokens.behavior_logprobs[actions]),
+        advantages=torch.from_numpy(advantages.astype(np.float32)[owners]),
         owners=torch.from_numpy(owners),
     )
 
 
-def _pad(offsets: NDArray[np.int64], flat: NDArray[np.generic], part: NDArray[np.int64], fill: float) -> NDArray:
-    starts, ends = offsets[part], offsets[part + 1]
-    lengths = ends - starts
-    width = max(int(lengths.max(initial=0)), 2)
-    padded = np.full((len(part), width), fill, flat.dtype)
-    if len(part):
-        padded[np.arange(width) < lengths[:, None]] = flat[starts[0] : ends[-1]]
-    return padded
-
-
-def _flat(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.generic]]:
-    """Offsets [n+1] from 0, and values, of a list column."""
-    array = column.combine_chunks()
-    lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
-    return np.concatenate([[0], np.cumsum(lengths)]), array.flatten().to_numpy(zero_copy_only=False)
-
-
-def _floats(column: pa.ChunkedArray) -> Floats:
-    return column.cast(pa.float64()).to_numpy()
+def _offsets(lengths: NDArray[np.integer]) -> Ints:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])

@@ -4,19 +4,34 @@ Pure and deterministic: the same rows, version and weights give the same choice,
 uninterrupted one would, with any number of ranks.
 """
 
+import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, islice
+from operator import attrgetter
 
 import pyarrow as pa
+
+from trainers.batches import Tokens
 
 NEAR = 3
 """Ages that are drawn from in turn: the current bucket, one back, two back. Older buckets share one small weight."""
 
+_BY_RANK = attrgetter("rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows that came together: scalar columns as Arrow, token columns as arrays."""
+
+    rows: pa.Table
+    tokens: Tokens
+
 
 @dataclass(slots=True)
 class Live:
-    """A trajectory in the buffer; its payload is row `index` of `chunk`. `uses` counts the batches that it was in."""
+    """A trajectory in the buffer: row `index` of `chunk`. `uses` counts the batches that it was in."""
 
     trajectory_id: str
     min_weight_version: int
@@ -24,13 +39,17 @@ class Live:
     priority: float
     delta_version: int
     arrival: int
-    chunk: pa.Table
+    chunk: Chunk
     index: int
     uses: int = 0
+    rank: tuple[float, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rank = (-self.priority, self.arrival)
 
 
 class LiveBuffer:
-    """Live trajectories by id, in order of arrival.
+    """Live trajectories by id, in order of arrival, and by bucket, in order of choice.
 
     `old_weight` is the share of a batch that buckets three and more back get, as a weight beside 1 for the current one.
     """
@@ -38,6 +57,7 @@ class LiveBuffer:
     def __init__(self, bucket_width: int, max_uses: int, old_weight: float):
         self._bucket_width, self._max_uses, self._old_weight = bucket_width, max_uses, old_weight
         self._live: dict[str, Live] = {}
+        self._buckets: dict[int, list[Live]] = {}
         self._arrivals = 0
 
     def __len__(self) -> int:
@@ -50,24 +70,31 @@ class LiveBuffer:
         """All live trajectories, in order of arrival."""
         return list(self._live.values())
 
-    def add(self, delta_version: int, chunk: pa.Table, uses: Mapping[str, int] | None = None) -> None:
-        """Take in the rows of `chunk`: its columns are the fields of Live, and the payload."""
+    def add(self, delta_version: int, chunk: Chunk, uses: Mapping[str, int] | None = None) -> None:
+        """Take in the rows of `chunk`, of which the scalar columns are fields of Live; known ids are passed over."""
         names = ("trajectory_id", "min_weight_version", "version_bucket", "priority")
-        cells = zip(*(chunk.column(n).to_pylist() for n in names), strict=True)
+        cells = zip(*(chunk.rows.column(n).to_pylist() for n in names), strict=True)
+        fresh: dict[int, list[Live]] = defaultdict(list)
         for index, (name, version, bucket, priority) in enumerate(cells):
             if name not in self._live:
                 used = (uses or {}).get(name, 0)
                 row = Live(name, version, bucket, priority, delta_version, self._arrivals, chunk, index, used)
                 self._live[name] = row
                 self._arrivals += 1
+                fresh[bucket].append(row)
+        for bucket, rows in fresh.items():
+            self._buckets[bucket] = sorted([*self._buckets.get(bucket, []), *rows], key=_BY_RANK)
 
     def discard(self, trajectory_ids: Iterable[str]) -> int:
         """Drop these; returns how many were live."""
-        return sum(self._live.pop(name, None) is not None for name in trajectory_ids)
+        rows = [row for name in trajectory_ids if (row := self._live.pop(name, None)) is not None]
+        self._sweep({row.bucket for row in rows})
+        return len(rows)
 
     def prune(self, oldest: int) -> int:
         """Drop what has an action token older than version `oldest`; returns how many."""
-        return self.discard([name for name, row in self._live.items() if row.min_weight_version < oldest])
+        aged = [rows for bucket, rows in self._buckets.items() if bucket <= oldest // self._bucket_width]
+        return self.discard([row.trajectory_id for rows in aged for row in rows if row.min_weight_version < oldest])
 
     def choose(self, count: int, version: int, weights: Sequence[float] | None = None) -> list[Live]:
         """The next `count` trajectories for a learner at weight `version`; fewer only if there are no more.
@@ -81,41 +108,40 @@ class LiveBuffer:
         by_age = self._by_age(version // self._bucket_width)
         shares = _shares(by_age, self._old_weight, weights or ())
         total = sum(shares.values()) or 1.0
-        chosen: list[Live] = []
-        for age, rows in by_age.items():
-            take = int(count * shares[age] / total)
-            chosen += rows[:take]
-            del rows[:take]
+        chosen = [row for age, rows in by_age.items() for row in islice(rows, int(count * shares[age] / total))]
         for rows in by_age.values():
-            chosen += rows[: count - len(chosen)]
+            chosen += islice(rows, count - len(chosen))
         return chosen
 
-    def use(self, rows: Iterable[Live]) -> None:
+    def use(self, rows: Sequence[Live]) -> None:
         """Count a use of `rows`; what has been used `max_uses` times leaves."""
         for row in rows:
             row.uses += 1
-            if row.uses >= self._max_uses:
-                del self._live[row.trajectory_id]
+        self.discard([row.trajectory_id for row in rows if row.uses >= self._max_uses])
 
-    def _by_age(self, bucket: int) -> dict[int, list[Live]]:
+    def _by_age(self, bucket: int) -> dict[int, Iterator[Live]]:
         """Rows by bucket age (NEAR stands for all older ones), newest first, each in the order of choice."""
-        found: dict[int, list[Live]] = defaultdict(list)
-        for row in self._live.values():
-            found[min(max(bucket - row.bucket, 0), NEAR)].append(row)
-        for rows in found.values():
-            rows.sort(key=lambda row: (-row.priority, row.arrival))
-        return dict(sorted(found.items()))
+        found: dict[int, list[list[Live]]] = defaultdict(list)
+        for number, rows in self._buckets.items():
+            found[min(max(bucket - number, 0), NEAR)].append(rows)
+        return {age: heapq.merge(*lists, key=_BY_RANK) for age, lists in sorted(found.items())}
+
+    def _sweep(self, buckets: Iterable[int]) -> None:
+        """Take rows that are no longer live out of `buckets`."""
+        for bucket in buckets:
+            rows = [row for row in self._buckets.pop(bucket) if row.trajectory_id in self._live]
+            if rows:
+                self._buckets[bucket] = rows
 
 
-def gather(rows: Sequence[Live], columns: Sequence[str]) -> pa.Table:
+def gather(rows: Sequence[Live]) -> Chunk:
     """The payload of `rows`, in their order."""
-    chunks: dict[int, list[int]] = defaultdict(list)
-    for place, row in enumerate(rows):
-        chunks[id(row.chunk)].append(place)
-    parts = [rows[places[0]].chunk.select(columns).take([rows[p].index for p in places]) for places in chunks.values()]
-    order = [place for places in chunks.values() for place in places]
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    return pa.concat_tables(parts).combine_chunks().take(inverse)
+    chunks = {id(row.chunk): row.chunk for row in rows}
+    ends = accumulate((chunk.rows.num_rows for chunk in chunks.values()), initial=0)
+    starts = dict(zip(chunks, ends, strict=False))
+    scalars = pa.concat_tables([chunk.rows for chunk in chunks.values()])
+    table = scalars.take([starts[id(row.chunk)] + row.index for row in rows])
+    return Chunk(table.combine_chunks(), Tokens.gather([(row.chunk.tokens, row.index) for row in rows]))
 
 
 def _shares(ages: Iterable[int], old_weight: float, multipliers: Sequence[float]) -> dict[int, float]:

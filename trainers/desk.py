@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from infra.failpoints import hit
@@ -20,7 +19,7 @@ from infra.tracking import Tracking
 from infra.weights import WeightStore
 from schemas.messages import Probe
 from schemas.settings import Settings
-from trainers.batches import num_action_tokens, row_advantages
+from trainers.batches import Tokens, num_action_tokens, row_advantages
 from trainers.checkpoint import Checkpoint, Checkpoints, Incarnation, State
 from trainers.credit import Floats
 from trainers.directives import Directives
@@ -31,15 +30,13 @@ from trainers.reports import Reports, numbers
 from trainers.stream import Batch, ExperienceStream
 from trainers.watchdog import Watchdog, explain
 
-SHIPPED = ("token_ids", "action_mask", "behavior_logprobs")
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What all ranks do next: train on `rows` of the global batch, wait, or end. `save` and `publish` follow a step."""
+    """What all ranks do next: train on `tokens`, the global batch, wait, or end. `save` and `publish` follow a step."""
 
     kind: Literal["train", "wait", "end"]
-    rows: pa.Table = field(default_factory=lambda: pa.table({}))
+    tokens: Tokens | None = None
     advantages: Floats = field(default_factory=lambda: np.zeros(0))
     num_tokens: int = 0
     learning_rate: float = 0.0
@@ -173,8 +170,8 @@ class Desk:
         wait_s = time.monotonic() - self._idle_since
         version = state.weight_version
         self._step = Step(number, version, version + 1 if publish else None, rate, orders, batch, advantages, wait_s)
-        tokens = int(num_action_tokens(batch.rows).sum())
-        return Order("train", batch.rows.select(SHIPPED), advantages, tokens, rate, publish, publish)
+        num_tokens = int(num_action_tokens(batch.tokens).sum())
+        return Order("train", batch.tokens, advantages, num_tokens, rate, publish, publish)
 
 
 def checkpoints(settings: Settings) -> Checkpoints:

@@ -79,7 +79,9 @@ def start(settings: Settings, ranks: Ranks, found: Checkpoint | None) -> Engine:
 def train(engine: Engine, ranks: Ranks, desk: Desk | None, order: Order) -> None:
     """One optimizer step, on each rank's share of the batch; rank 0 writes it down."""
     began = time.monotonic()
-    batches = rank_batches(order.rows, order.advantages, engine.parts, ranks.rank, ranks.size)
+    if order.tokens is None:
+        raise RuntimeError("an order to train came without a batch")
+    batches = rank_batches(order.tokens, order.advantages, engine.parts, ranks.rank, ranks.size)
     with desk.busy() if desk else nullcontext():
         sums, norm = engine.train_step(batches, len(order.advantages), order.num_tokens, order.learning_rate)
     if desk:

@@ -81,7 +81,7 @@ def sample_rows(step: Step, incarnation: str, metrics: TrajectoryMetrics) -> pa.
         "importance_ratio_mean": metrics.importance_ratio_mean,
         "importance_ratio_max": metrics.importance_ratio_max,
         "clip_ratio": metrics.clip_ratio,
-        "num_tokens": pc.list_value_length(rows["token_ids"]),
+        "num_tokens": step.batch.tokens.lengths,
         "num_generated_tokens": metrics.num_tokens,
         "delta_version": step.batch.delta_versions,
     }

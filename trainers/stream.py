@@ -23,23 +23,22 @@ from schemas.errors import LakeError
 from schemas.messages import Message
 from schemas.names import Event
 from schemas.settings import Settings
-from trainers.buffer import Live, LiveBuffer, gather
+from trainers.batches import Tokens
+from trainers.buffer import Chunk, Live, LiveBuffer, gather
 
-PAYLOAD = (
+SCALARS = (
     "trajectory_id",
     "group_id",
     "min_weight_version",
+    "version_bucket",
+    "priority",
     "reward",
     "group_reward_mean",
     "group_reward_std",
-    "group_num_rewards",
-    "token_ids",
-    "action_mask",
-    "behavior_logprobs",
 )
-"""Columns of a batch."""
-
-_COLUMNS = [*PAYLOAD, "priority", "version_bucket", "ingested_at"]
+TOKENS = ("token_ids", "action_mask", "behavior_logprobs")
+COLUMNS = [*SCALARS, *TOKENS, "ingested_at"]
+"""Columns that are read from the lake."""
 _GONE = (Event.EVICTED, Event.EXPIRED)
 
 
@@ -61,9 +60,10 @@ class Cursor(Message):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows to train on in one step, read at `delta_version`; `uses` and `delta_versions` are per row."""
+    """Rows to train on in one step, read at `delta_version`: scalar columns, tokens, and per row `uses` and version."""
 
     rows: pa.Table
+    tokens: Tokens
     uses: tuple[int, ...]
     delta_versions: tuple[int, ...]
     delta_version: int
@@ -84,7 +84,7 @@ class ExperienceStream:
         self.num_consumed = cursor.num_consumed
         self.last_admitted_at = cursor.last_admitted_at
         self.dropped = {"stale": 0, "unscored": 0, "evicted": 0}
-        self._experience = Tail(lake, "experience", cursor.experience_version, _COLUMNS)
+        self._experience = Tail(lake, "experience", cursor.experience_version, COLUMNS)
         columns = ["trajectory_id", "event", "min_weight_version"]
         self._ledger = Tail(lake, "ledger", cursor.ledger_version, columns)
         self._rebuild(cursor)
@@ -146,7 +146,7 @@ class ExperienceStream:
         self.last_admitted_at = max(filter(None, (self.last_admitted_at, newest)), default=None)
         scored = rows.filter(pc.and_(pc.is_valid(rows["reward"]), pc.is_valid(rows["group_reward_mean"])))
         self.dropped["unscored"] += rows.num_rows - scored.num_rows
-        self._buffer.add(delta_version, scored.combine_chunks(), uses)
+        self._buffer.add(delta_version, _chunk(scored), uses)
         early = [name for name in self._gone if name in self._buffer]
         self._drop(early)
         for name in early:
@@ -173,7 +173,7 @@ class ExperienceStream:
         handle = self._lake.table("experience")
         handle.update_incremental()
         wanted = (ds.field("version_bucket") >= cursor.oldest_bucket) & ds.field("trajectory_id").isin(ids)
-        rows = handle.to_pyarrow_dataset().to_table(columns=_COLUMNS, filter=wanted)
+        rows = handle.to_pyarrow_dataset().to_table(columns=COLUMNS, filter=wanted)
         if rows.num_rows < len(ids):
             missing = sorted(set(ids) - set(rows["trajectory_id"].to_pylist()))
             raise LakeError(
@@ -185,21 +185,28 @@ class ExperienceStream:
 
     def _restore(self, cursor: Cursor, rows: pa.Table) -> None:
         place = {name: index for index, name in enumerate(rows["trajectory_id"].to_pylist())}
-        rows = rows.take([place[name] for name, _, _ in cursor.live]).combine_chunks()
+        rows = rows.take([place[name] for name, _, _ in cursor.live])
         start = 0
         while start < len(cursor.live):
             version = cursor.live[start][1]
             end = next((i for i in range(start, len(cursor.live)) if cursor.live[i][1] != version), len(cursor.live))
-            self._buffer.add(version, rows.slice(start, end - start), {n: u for n, _, u in cursor.live[start:end]})
+            uses = {name: count for name, _, count in cursor.live[start:end]}
+            self._buffer.add(version, _chunk(rows.slice(start, end - start)), uses)
             start = end
+
+
+def _chunk(rows: pa.Table) -> Chunk:
+    return Chunk(rows.select(SCALARS).combine_chunks(), Tokens.of(rows))
 
 
 def _batch(chosen: Sequence[Live], delta_version: int, oldest: int) -> Batch:
     stale = [row.trajectory_id for row in chosen if row.min_weight_version < oldest]
     if stale:
         raise LakeError(f"trajectories {stale[:3]} are older than version {oldest}; a batch may not hold them")
+    found = gather(chosen)
     return Batch(
-        rows=gather(chosen, PAYLOAD),
+        rows=found.rows,
+        tokens=found.tokens,
         uses=tuple(row.uses for row in chosen),
         delta_versions=tuple(row.delta_version for row in chosen),
         delta_version=delta_version,

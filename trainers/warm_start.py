@@ -21,7 +21,7 @@ from torch import nn
 
 from schemas.errors import LagoonError, SettingsError
 from schemas.settings import Policy, Settings, current, load
-from trainers.batches import micro_batches, num_action_tokens
+from trainers.batches import Tokens, micro_batches, num_action_tokens
 from trainers.policy import Scorer, save_policy, tiny_llama
 
 DEMONSTRATIONS = "demonstrations.arrow"
@@ -63,7 +63,7 @@ def warm_start(settings: Settings, demonstrations: Path, out: Path) -> float:
     return loss
 
 
-def imitate(scorer: Scorer, rows: pa.Table, policy: Policy) -> float:
+def imitate(scorer: Scorer, rows: Tokens, policy: Policy) -> float:
     """Maximize the likelihood of the action tokens of `rows`, in order; returns the last step's loss per token."""
     optimizer = torch.optim.AdamW(scorer.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     began, loss = time.monotonic(), 0.0
@@ -88,7 +88,7 @@ def learning_rate(policy: Policy, step: int) -> float:
     )
 
 
-def read(path: Path) -> pa.Table:
+def read(path: Path) -> Tokens:
     """The token columns of an Arrow IPC file of trajectories.
 
     Raises:
@@ -103,7 +103,7 @@ def read(path: Path) -> pa.Table:
         ) from error
     if not rows.num_rows:
         raise SettingsError(f"{path} holds no demonstrations; raise policy.warm_start_steps")
-    return rows
+    return Tokens.of(rows)
 
 
 def token_ids(folder: Path) -> tuple[int, int, int]:
@@ -123,17 +123,17 @@ def token_ids(folder: Path) -> tuple[int, int, int]:
     return tokenizer.get_vocab_size(), stop, pad
 
 
-def _batches(rows: pa.Table, size: int, steps: int) -> Iterator[pa.Table]:
+def _batches(rows: Tokens, size: int, steps: int) -> Iterator[Tokens]:
     """`steps` batches of `size` rows in order, beginning again at the end."""
-    rows = rows.combine_chunks()
+    count = len(rows.lengths)
     for step in range(steps):
-        yield rows.take(pa.array((np.arange(size) + step * size) % rows.num_rows))
+        yield rows.take((np.arange(size) + step * size) % count)
 
 
-def _step(scorer: Scorer, rows: pa.Table) -> float:
+def _step(scorer: Scorer, rows: Tokens) -> float:
     """Gradients of the mean loss over the action tokens of `rows`; returns that loss."""
     num_tokens, total = int(num_action_tokens(rows).sum()), 0.0
-    for batch in micro_batches(rows, np.zeros(rows.num_rows), PARTS):
+    for batch in micro_batches(rows, np.zeros(len(rows.lengths)), PARTS):
         loss = -scorer(batch.token_ids, batch.action_mask).sum() / num_tokens
         loss.backward()
         total += loss.item()

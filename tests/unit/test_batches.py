@@ -10,25 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.settings import Policy
-from trainers.batches import micro_batches, num_action_tokens, rank_batches
+from trainers.batches import Tokens, micro_batches, num_action_tokens, rank_batches
 from trainers.objectives import OBJECTIVES
 from trainers.policy import Scorer, tiny_llama
 
 VOCABULARY = 16
 
 
-def table(rows: list[tuple[list[int], list[bool], list[float]]]) -> pa.Table:
+def table(rows: list[tuple[list[int], list[bool], list[float]]]) -> Tokens:
     ids, masks, behavior = zip(*rows, strict=True)
-    return pa.table(
-        {
-            "token_ids": pa.array(ids, pa.list_(pa.int32())),
-            "action_mask": pa.array(masks, pa.list_(pa.bool_())),
-            "behavior_logprobs": pa.array(behavior, pa.list_(pa.float32())),
-        }
-    )
+    columns = {
+        "token_ids": pa.array(ids, pa.list_(pa.int32())),
+        "action_mask": pa.array(masks, pa.list_(pa.bool_())),
+        "behavior_logprobs": pa.array(behavior, pa.list_(pa.float32())),
+    }
+    return Tokens.of(pa.table(columns))
 
 
-def random_table(num_rows: int, seed: int = 0) -> pa.Table:
+def random_table(num_rows: int, seed: int = 0) -> Tokens:
     random = np.random.default_rng(seed)
     rows = []
     for length in random.integers(3, 12, num_rows).tolist():
@@ -137,14 +136,19 @@ def test_no_row_and_no_action_token_is_lost(parts: int, num_rows: int, seed: int
     rows = random_table(num_rows, seed)
     batches = list(micro_batches(rows, np.ones(num_rows), parts))
     assert sorted(int(i) for b in batches for i in b.rows) == list(range(num_rows))
-    assert sum(len(b.behavior_logprobs) for b in batches) == sum(sum(m) for m in rows["action_mask"].to_pylist())
-    assert num_action_tokens(rows).tolist() == [sum(m) for m in rows["action_mask"].to_pylist()]
+    assert sum(len(b.behavior_logprobs) for b in batches) == rows.action_mask.sum()
+    assert num_action_tokens(rows).sum() == rows.action_mask.sum()
 
 
 def test_sliced_and_chunked_columns_are_read_right() -> None:
-    rows = random_table(9)
-    chunked = pa.concat_tables([rows.slice(0, 4), rows.slice(4, 3)]).slice(2, 5)
-    assert num_action_tokens(chunked).tolist() == [sum(m) for m in chunked["action_mask"].to_pylist()]
-    (batch,) = micro_batches(chunked, np.ones(5), 1)
-    longest = int(batch.rows[-1])
-    assert batch.token_ids[-1].tolist() == chunked["token_ids"].to_pylist()[longest]
+    rows = [([i] * (2 + i), [False] + [True] * (1 + i), [0.0] + [-float(i)] * (1 + i)) for i in range(9)]
+    names = ("token_ids", "action_mask", "behavior_logprobs")
+    types = (pa.list_(pa.int32()), pa.list_(pa.bool_()), pa.list_(pa.float32()))
+    columns = zip(*rows, strict=True)
+    whole = pa.table({n: pa.array(c, t) for n, c, t in zip(names, columns, types, strict=True)})
+    tokens = Tokens.of(pa.concat_tables([whole.slice(0, 4), whole.slice(4, 3)]).slice(2, 5))
+    assert tokens.lengths.tolist() == [4, 5, 6, 7, 8]
+    assert num_action_tokens(tokens).tolist() == [3, 4, 5, 6, 7]
+    (batch,) = micro_batches(tokens.take(np.array([4, 0])), np.ones(2), 1)
+    assert batch.token_ids.tolist() == [[2, 2, 2, 2, 0, 0, 0, 0], [6] * 8]
+    assert batch.behavior_logprobs.tolist() == [-2.0] * 3 + [-6.0] * 7

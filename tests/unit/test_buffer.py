@@ -4,15 +4,18 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.buffer import LiveBuffer, gather
+from trainers.batches import Tokens
+from trainers.buffer import Chunk, LiveBuffer, gather
 
 
-def chunk(rows: list[tuple[str, int, float]]) -> pa.Table:
-    """Rows (trajectory_id, min_weight_version, priority) with buckets of width 1."""
+def chunk(rows: list[tuple[str, int, float]]) -> Chunk:
+    """Rows (trajectory_id, min_weight_version, priority) with buckets of width 1; the tokens of row i are i times i."""
     names, versions, priorities = zip(*rows, strict=True)
-    return pa.table(
-        {"trajectory_id": names, "min_weight_version": versions, "version_bucket": versions, "priority": priorities}
-    )
+    scalars = {"trajectory_id": names, "min_weight_version": versions, "version_bucket": versions}
+    tokens = pa.array([[i] * i for i in range(len(rows))], pa.list_(pa.int32()))
+    lists = {"token_ids": tokens, "action_mask": tokens.cast(pa.list_(pa.bool_()))}
+    lists |= {"behavior_logprobs": tokens.cast(pa.list_(pa.float32()))}
+    return Chunk(pa.table(scalars | {"priority": priorities}), Tokens.of(pa.table(lists)))
 
 
 def filled(*groups: list[tuple[str, int, float]], max_uses: int = 1, old_weight: float = 0.05) -> LiveBuffer:
@@ -86,10 +89,11 @@ def test_payload_is_gathered_in_the_order_of_choice_over_chunks() -> None:
     buffer = filled([("a", 1, 0.1), ("b", 1, 0.9)], [("c", 1, 0.5), ("d", 1, 0.2)])
     chosen = buffer.choose(3, 1)
     assert names(chosen) == ["b", "c", "d"]
-    assert gather(chosen, ["trajectory_id", "priority"]).to_pydict() == {
-        "trajectory_id": ["b", "c", "d"],
-        "priority": [0.9, 0.5, 0.2],
-    }
+    found = gather(chosen)
+    assert found.rows["trajectory_id"].to_pylist() == ["b", "c", "d"]
+    assert found.rows["priority"].to_pylist() == [0.9, 0.5, 0.2]
+    assert found.tokens.lengths.tolist() == [1, 0, 1]
+    assert found.tokens.token_ids.tolist() == [1, 1]
 
 
 @given(

@@ -27,7 +27,7 @@ def gradient(logprobs: Tensor, behavior: Tensor, advantages: Tensor, **options: 
 
 def test_loss_and_clip_by_hand() -> None:
     # ratios 1, 1.5, 1.5, 0.5, 0.5 with advantages 2, 2, -2, -2, 2:
-    # min(r A, clip(r) A): 2; min(3, 2.4) = 2.4 clipped; min(-3, -2.4) = -3; min(-1, -1.6) = -1.6 clipped; min(1, 1.6) = 1
+    # min(r A, clip(r) A): 2; min(3, 2.4) = 2.4 clipped; min(-3, -2.4) = -3; min(-1, -1.6) = -1.6 clipped; min(1, 1.6)
     ratios = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5])
     advantages = torch.tensor([2.0, 2.0, -2.0, -2.0, 2.0])
     behavior = torch.full((5,), -2.0)

@@ -7,26 +7,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.batches import MicroBatch, micro_batches
+from trainers.batches import MicroBatch, Tokens, micro_batches
 from trainers.metrics import COLUMNS, StepMetrics, kish, summarize, trajectory_sums
 from trainers.objectives import OBJECTIVES
 
 
-def table(rows: list[tuple[list[int], list[bool], list[float]]]) -> pa.Table:
+def table(rows: list[tuple[list[int], list[bool], list[float]]]) -> Tokens:
     ids, masks, behavior = zip(*rows, strict=True)
-    return pa.table(
-        {
-            "token_ids": pa.array(ids, pa.list_(pa.int32())),
-            "action_mask": pa.array(masks, pa.list_(pa.bool_())),
-            "behavior_logprobs": pa.array(behavior, pa.list_(pa.float32())),
-        }
-    )
+    columns = {
+        "token_ids": pa.array(ids, pa.list_(pa.int32())),
+        "action_mask": pa.array(masks, pa.list_(pa.bool_())),
+        "behavior_logprobs": pa.array(behavior, pa.list_(pa.float32())),
+    }
+    return Tokens.of(pa.table(columns))
 
 
-def measure(rows: pa.Table, logprobs: torch.Tensor, parts: int = 1) -> StepMetrics:
+def measure(rows: Tokens, logprobs: torch.Tensor, parts: int = 1) -> StepMetrics:
     """Metrics where the learner gives token j of row i the logprob `logprobs[i, j]`."""
-    sums = torch.zeros(rows.num_rows, len(COLUMNS), dtype=torch.float64)
-    for batch in micro_batches(rows, np.ones(rows.num_rows), parts):
+    sums = torch.zeros(len(rows.lengths), len(COLUMNS), dtype=torch.float64)
+    for batch in micro_batches(rows, np.ones(len(rows.lengths)), parts):
         sums[batch.rows] = sums_of(batch, logprobs)
     return summarize(sums.numpy())[0]
 

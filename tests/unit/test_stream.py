@@ -108,7 +108,7 @@ def test_every_rank_count_trains_the_same_sequence(lake: Lake) -> None:
         places = [
             int(place)
             for rank in range(size)
-            for part in rank_batches(batch.rows, row_advantages(batch.rows), 2, rank, size)
+            for part in rank_batches(batch.tokens, row_advantages(batch.rows), 2, rank, size)
             for place in part.rows
         ]
         assert sorted(places) == list(range(8))
@@ -189,7 +189,8 @@ def test_live_rows_are_found_again_after_compaction(lake: Lake) -> None:
         put(lake, [Sample(f"{sequence}/{i}") for i in range(2)], sequence)
     stream = ExperienceStream(lake, settings_of(1))
     first = drain(stream, limit=1)
-    lake.table("experience").optimize.compact()
+    lake.version("experience")  # refreshes the handle
+    assert lake.table("experience").optimize.compact()["numFilesRemoved"] == 3
     again = ExperienceStream(lake, settings_of(1), stream.cursor())
     assert first + drain(again) == ["1/0", "1/1", "2/0", "2/1", "3/0", "3/1"]
 
@@ -198,6 +199,7 @@ def test_live_rows_that_are_gone_from_the_lake_stop_the_resume_by_name(lake: Lak
     put(lake, [Sample("kept"), Sample("gone")], 1)
     stream = ExperienceStream(lake, settings_of(1))
     stream.poll(1)
+    lake.version("experience")  # refreshes the handle
     lake.table("experience").delete("trajectory_id = 'gone'")
     with pytest.raises(LakeError, match="gone"):
         ExperienceStream(lake, settings_of(1), stream.cursor())
