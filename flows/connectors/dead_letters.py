@@ -31,7 +31,7 @@ def undecodable(raw: Raw, error: str) -> pa.RecordBatch:
 
 
 def hole(gap: Hole) -> pa.RecordBatch:
-    """The row that tells of offsets nobody read. How many trajectories they held is unknown, so it counts none."""
+    """The row that tells of offsets nobody read. What they held is unknown, so each message counts as one row."""
     start, end = gap.offset, gap.next_offset
     return _row(
         gap.topic,
@@ -42,7 +42,7 @@ def hole(gap: Hole) -> pa.RecordBatch:
         value=None,
         headers=json.dumps({"start": start, "end": end, "num_messages": end - start}),
         error=f"offsets [{start},{end}) of {gap.topic}/{gap.partition} had expired before they were read",
-        num_rows=0,
+        num_rows=end - start if gap.topic == TRAJECTORIES.name else 0,
         num_tokens=0,
         kind="hole",
     )

@@ -113,6 +113,8 @@ def test_a_hole_is_a_row_that_says_which_offsets_are_gone() -> None:
     table, row = only([Hole("usage", 0, 100, 500, 1_000)])
     assert table == "dead_letters"
     assert (row["kind"], row["offset"], row["num_rows"]) == ("hole", 100, 0)
+    [(_, of_trajectories)] = to_rows([Hole("trajectories", 0, 100, 500, 1_000)])
+    assert of_trajectories["num_rows"].to_pylist() == [400]  # unaccounted, as the conservation view shows
     assert json.loads(row["headers"]) == {"start": 100, "end": 500, "num_messages": 400}
     assert "[100,500)" in row["error"]
 

@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from flows.run import recovery_store
 from infra.kafka import Producer, ensure_topics
 from infra.lake import Lake
 from schemas.messages import Directive, UsageInterval
@@ -24,7 +25,7 @@ from schemas.settings import Kafka, Settings
 ROOT = Path(__file__).parents[2]
 COPY = [str(Path(__file__).with_name("copy_flow.py"))]
 RECORDS = ["-m", "flows.records"]
-FAIL_POINTS = "sink.after_stage=0.1,sink.before_commit=0.1,sink.after_commit=0.1"
+FAIL_POINTS = "sink.after_stage=0.15,sink.before_commit=0.15,sink.after_commit=0.15"
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -53,6 +54,11 @@ class Run:
             stderr=open(self.folder / "log", "a"),
             text=True,
         )
+
+    def wait_started(self, process: subprocess.Popen[str]) -> None:
+        """Wait until the process has reported itself, or has ended."""
+        files, mark = self.settings.run.folder / "services", f'"pid": {process.pid}'
+        wait_until(lambda: process.poll() is not None or any(mark in f.read_text() for f in files.glob("*.json")))
 
     def finish(self, command: Sequence[str]) -> tuple[int, str]:
         """Exit code and log of a process that is to end by itself."""
@@ -83,8 +89,9 @@ def kill_again_and_again(run: Run, command: Sequence[str], lives: int, send: Cal
         threads = str(1 + life % 2)
         process = run.start(command, LAGOON_FAILPOINTS=FAIL_POINTS, BYTEWAX_WORKERS_PER_PROCESS=threads)
         send()
+        run.wait_started(process)
         try:
-            assert process.wait(chance.uniform(2.5, 5)) == -signal.SIGKILL, (run.folder / "log").read_text()[-3000:]
+            assert process.wait(chance.uniform(0.5, 3)) == -signal.SIGKILL, (run.folder / "log").read_text()[-3000:]
             struck += 1
         except subprocess.TimeoutExpired:
             process.kill()
@@ -151,6 +158,25 @@ def test_a_stopped_flow_leaves_nothing_pending(run: Run) -> None:
     assert run.lake.version("dead_letters") >= before
 
 
+def test_a_flow_runs_under_the_launcher_of_bytewax_on_the_same_store(run: Run) -> None:
+    store = recovery_store(run.settings.run.folder / "recovery" / "records")
+    command = [sys.executable, "-m", "bytewax.run", "flows.records", "-r", str(store), "-s", "1", "-b", "10"]
+    environment = {"LAGOON_SETTINGS": str(run.folder / "settings.json"), "PYTHONPATH": str(ROOT)}
+    run.send("evals", 1)
+    process = subprocess.Popen(command, env=os.environ | environment, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: run.rows("dead_letters", "offset").total() == 1)
+    finally:
+        process.kill()
+        process.wait()
+    run.send("evals", 1)
+    process = run.start(RECORDS)
+    wait_until(lambda: run.rows("dead_letters", "offset").total() >= 2)
+    process.terminate()
+    assert process.wait(20) == 0
+    assert run.rows("dead_letters", "topic", "offset") == {("evals", 0): 1, ("evals", 1): 1}
+
+
 def test_a_second_process_on_one_recovery_store_is_refused(run: Run) -> None:
     first = run.start(RECORDS)
     try:
@@ -205,7 +231,7 @@ def test_a_broker_that_comes_back_empty_stops_the_flow(run: Run) -> None:
     assert "ends at offset 0, but had been read up to 100" in log
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s"
