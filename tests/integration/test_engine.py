@@ -1,0 +1,83 @@
+"""Real DeepSpeed gives the gradient of the global batch: whatever the ZeRO stage, accumulation steps and ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.integration import engine_figures
+from tests.policies import write_policy
+from trainers.batches import micro_batches, num_action_tokens
+from trainers.objectives import OBJECTIVES
+from trainers.policy import Scorer, load_policy
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1, mlp=32)
+
+
+def by_hand(policy: Path) -> tuple[float, float, Scorer]:
+    """Loss, gradient norm and policy after one AdamW step of plain torch on the whole batch."""
+    tokens, advantages = engine_figures.uneven()
+    scorer = Scorer(load_policy(policy))
+    (batch,) = micro_batches(tokens, advantages, 1)
+    logprobs = scorer(batch.token_ids, batch.action_mask)
+    terms = OBJECTIVES["grpo"](
+        logprobs, batch.behavior_logprobs, batch.advantages, None, clip=0.2, clip_high=0.2, kl=0.0
+    )
+    loss = terms.loss.sum() / int(num_action_tokens(tokens).sum())
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in scorer.parameters() if p.grad is not None])
+    rate = engine_figures.LEARNING_RATE
+    torch.optim.AdamW(scorer.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0).step()
+    return loss.item(), norm.item(), scorer
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_all_splits_agree_with_plain_torch_on_the_whole_batch(policy: Path, tmp_path: Path, num_ranks: int) -> None:
+    out = tmp_path / "figures.json"
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"] if num_ranks > 1 else []
+    done = subprocess.run(
+        [sys.executable, *launcher, "-m", "tests.integration.engine_figures", str(policy), str(out)],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    loss, norm, scorer = by_hand(policy)
+    weights = {name: x.double().sum().item() for name, x in scorer.model.state_dict().items()}
+    for found in json.loads(out.read_text()):
+        where = f"ZeRO {found['stage']}, {found['parts']} micro-batches, {num_ranks} ranks"
+        assert found["loss"] == pytest.approx(loss, rel=1e-6), where
+        assert found["norm"] == pytest.approx(norm, rel=1e-6), where
+        assert found["weights"] == pytest.approx(weights, rel=1e-4, abs=1e-3), where
+
+
+def test_loss_of_uneven_micro_batches_is_not_divided_again(policy: Path) -> None:
+    # 1 and 9 action tokens with losses 1 and 0: 0.1 (divided by the steps again 0.05, mean of means 0.5)
+    rows = [([1, 2], [False, True], 1), ([3] * 10, [False] + [True] * 9, 9)]
+    scorer = Scorer(load_policy(policy))
+    advantages, losses = np.array([-1.0, 0.0]), []
+    for parts in (1, 2, 4):
+        made = [(ids, mask, [0.0] * len(ids)) for ids, mask, _ in rows]
+        tokens, loss = engine_figures.table(made), 0.0
+        for batch in micro_batches(tokens, advantages, parts):
+            logprobs = scorer(batch.token_ids, batch.action_mask)
+            terms = OBJECTIVES["grpo"](
+                logprobs, logprobs.detach(), batch.advantages, None, clip=0.2, clip_high=0.2, kl=0.0
+            )
+            loss += terms.loss.sum().item() / int(num_action_tokens(tokens).sum())
+        losses.append(loss)
+    assert losses == pytest.approx([0.1, 0.1, 0.1])

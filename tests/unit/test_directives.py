@@ -1,0 +1,45 @@
+"""What the learner obeys, and what its watchdog says."""
+
+from datetime import UTC, datetime, timedelta
+
+from schemas.messages import Directive
+from trainers.directives import Orders, obey
+from trainers.watchdog import Watchdog, explain
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def directive(name: str, target: str = "learner", **fields: object) -> Directive:
+    body = {"directive_id": name, "target": target, "issued_by": "evaluator", "issued_at": NOW} | fields
+    return Directive.model_validate(body)
+
+
+def test_a_field_that_a_directive_leaves_out_stays_as_it_was() -> None:
+    orders = obey(Orders(), directive("a", learning_rate_scale=0.5, bucket_weights=(4.0, 1.0)))
+    orders = obey(orders, directive("b", pause=True))
+    assert orders == Orders(True, 0.5, (4.0, 1.0), 0, "b")
+    assert not obey(orders, directive("c", pause=False)).paused
+
+
+def test_directives_for_others_and_the_clock_change_nothing() -> None:
+    orders = obey(Orders(), directive("a", learning_rate_scale=0.5))
+    assert obey(orders, directive("b", "dispatch", learning_rate_scale=0.1)) == orders
+    assert obey(orders, directive("c", "clock")) == orders
+    assert obey(orders, directive("d", "learner", family_weights={"add": 1.0})) == orders
+    assert obey(orders, directive("e", "all", min_weight_version=3)).min_weight_version == 3
+
+
+def test_the_watchdog_speaks_at_its_limit_and_again_each_further_limit() -> None:
+    watchdog = Watchdog(30, fed_at=100)
+    assert [watchdog.is_due(now) for now in (129, 130, 131, 159, 160, 161)] == [False, True, False, False, True, False]
+    watchdog.feed(200)
+    assert [watchdog.is_due(now) for now in (229, 230)] == [False, True]
+
+
+def test_the_reason_names_the_buffer_and_the_age_of_the_last_row() -> None:
+    empty = explain(30, 0, 128, NOW - timedelta(seconds=95), NOW)
+    assert "buffer empty (0 of 128 trajectories)" in empty
+    assert "admitted 95 s ago" in empty
+    short = explain(30, 7, 128, None, NOW)
+    assert "buffer short (7 of 128 trajectories)" in short
+    assert "no row was ever admitted" in short
