@@ -17,7 +17,7 @@ from bytewax.testing import cluster_main, run_main
 
 from flows.connectors.pulse import PULSE, log
 from infra.telemetry import Stop, Telemetry
-from schemas.errors import LagoonError
+from schemas.errors import LagoonError, SettingsError
 from schemas.settings import Settings
 
 STORE_PARTITIONS = 4
@@ -49,7 +49,7 @@ def run(flow: Dataflow, name: str, settings: Settings, telemetry: Telemetry, sto
         try:
             _run(flow, RecoveryConfig(folder, _BACKUP), epoch)
         except Exception as error:
-            reason = _reason(error)
+            reason = reason_of(error)
             if reason is None:
                 raise
             raise reason from None
@@ -126,8 +126,13 @@ def _watch(telemetry: Telemetry, stop: Stop, silence_s: float) -> Generator[None
         thread.join()
 
 
-def _reason(error: BaseException | None) -> LagoonError | None:
-    """The LagoonError inside what Bytewax raises around it, if there is one."""
+def reason_of(error: BaseException | None) -> LagoonError | None:
+    """The LagoonError inside what Bytewax raises around it, or that stands for an error of its own; else None."""
+    if "routing map" in str(error):
+        return SettingsError(
+            f"the recovery store holds partitions that the flow no longer has ({error}); lake.sink_partitions and "
+            "kafka.partitions may grow but never shrink within a run: set the old value again, or start a new run"
+        )
     while error is not None and not isinstance(error, LagoonError):
         error = error.__cause__ or error.__context__
     return error

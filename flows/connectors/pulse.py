@@ -67,11 +67,6 @@ class Patience:
         self._part, self._limit_s = part, limit_s
         self._since: float | None = None
 
-    @property
-    def is_troubled(self) -> bool:
-        """Whether the last thing heard of was a trouble."""
-        return self._since is not None
-
     def ok(self) -> None:
         """The broker has answered."""
         if self._since is not None:

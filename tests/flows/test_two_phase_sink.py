@@ -19,9 +19,9 @@ from flows.connectors import delta_sink
 from flows.connectors.delta_sink import NEW_INCARNATION, DeltaPart, DeltaSink, lake_output
 from flows.connectors.epochs import EpochPart, Never
 from flows.connectors.items import Raw, Tick
-from flows.run import recovery_store
+from flows.run import reason_of, recovery_store
 from infra.lake import Lake
-from schemas.errors import LakeError
+from schemas.errors import LakeError, SettingsError
 from schemas.tables import TASK_DIFFICULTY
 
 TABLE = TASK_DIFFICULTY.name
@@ -183,7 +183,7 @@ class NumbersPart(EpochPart):
         return self.next >= self.source.count
 
 
-def flow(source: Numbers, lake: Lake, fails_at: int = -1) -> Dataflow:
+def flow(source: Numbers, lake: Lake, fails_at: int = -1, partitions: int = 2) -> Dataflow:
     def to_rows(item: Any) -> list[tuple[str, pa.RecordBatch]]:
         if isinstance(item, Tick):
             return []
@@ -193,7 +193,7 @@ def flow(source: Numbers, lake: Lake, fails_at: int = -1) -> Dataflow:
 
     numbers = Dataflow("numbers")
     items = op.input("source", numbers, source)
-    lake_output("write", op.flat_map("to_rows", items, to_rows), items, DeltaSink(lake, TABLE, "numbers", 2))
+    lake_output("write", op.flat_map("to_rows", items, to_rows), items, DeltaSink(lake, TABLE, "numbers", partitions))
     return numbers
 
 
@@ -221,3 +221,21 @@ def test_an_error_commits_nothing_of_its_epoch(lake: Lake, tmp_path: Path) -> No
     assert written(lake) == []
     run(flow(Numbers(6, 6), lake), tmp_path)
     assert written(lake) == list(range(6))
+
+
+def test_sink_partitions_may_grow_and_never_shrink(lake: Lake, tmp_path: Path) -> None:
+    run(flow(Numbers(4, 2), lake), tmp_path)
+    run(flow(Numbers(8, 2), lake, partitions=4), tmp_path)
+    assert written(lake) == list(range(8))
+    with pytest.raises(RuntimeError) as raised:
+        run(flow(Numbers(12, 2), lake, partitions=1), tmp_path)
+    assert isinstance(reason_of(raised.value), SettingsError)
+    assert written(lake) == list(range(8))
+
+
+def test_an_error_of_ours_is_found_inside_those_of_bytewax(lake: Lake, tmp_path: Path) -> None:
+    source = Numbers(4, 2)
+    source.build_part = lambda *_: (_ for _ in ()).throw(LakeError("gone"))
+    with pytest.raises(BytewaxRuntimeError) as raised:
+        run(flow(source, lake), tmp_path)
+    assert str(reason_of(raised.value)) == "gone"

@@ -1,0 +1,36 @@
+"""What a flow's health says: waits are seen with their reason, and have a limit."""
+
+import pytest
+
+from flows.connectors.pulse import PULSE, Patience, Pulse
+from schemas.errors import BrokerError
+
+
+def test_a_flow_is_not_healthy_before_its_first_epoch() -> None:
+    pulse = Pulse()
+    assert pulse.fault(60) == "no epoch has ended yet"
+    pulse.beat("00000/usage")
+    assert pulse.fault(60) == ""
+
+
+def test_a_part_that_goes_silent_is_named_and_one_that_ended_is_not() -> None:
+    pulse = Pulse()
+    pulse.beat("00000/usage")
+    pulse.beat("00000/evals")
+    pulse.end("00000/evals")
+    assert pulse.fault(-1) == "00000/usage: no epoch for 0 s"
+
+
+def test_a_trouble_shows_until_the_broker_answers() -> None:
+    patience = Patience("00000/weights", 60)
+    patience.trouble("connection refused")
+    assert "00000/weights: waiting for the broker: connection refused" in PULSE.fault(60)
+    patience.ok()
+    assert "00000/weights" not in PULSE.fault(60)
+
+
+def test_patience_ends_with_the_reason_and_the_setting() -> None:
+    patience = Patience("00000/weights", -1)
+    with pytest.raises(BrokerError, match=r"kafka\.timeout_s.*connection refused"):
+        patience.trouble("connection refused")
+    patience.ok()
