@@ -4,6 +4,7 @@ python -m flows.curate [--config FILE ...] [--section.key=value ...]
 python -m bytewax.run flows.curate -r RECOVERY_FOLDER -s 1 -b 10
 """
 
+import gc
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -152,7 +153,9 @@ def serve(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
     """Run the flow until `stop` is set."""
     ensure_topics(settings.kafka, settings.kafka.timeout_s)
     Lake.of(settings).ensure()
-    run(flow_for(settings, stop), Service.CURATE, settings, telemetry, stop)
+    flow = flow_for(settings, stop)
+    gc.freeze()  # modules never die: without them a full collection takes a tenth of the time
+    run(flow, Service.CURATE, settings, telemetry, stop)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Mask = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.integer]
 
 
 class Lists:
@@ -67,14 +67,30 @@ class Columns:
         return self._lists[name]
 
     @cached_property
+    def num_actions(self) -> Ints:
+        """Action tokens of each row."""
+        offsets = self.lists("action_mask").offsets
+        return self._actions_before[offsets[1:]] - self._actions_before[offsets[:-1]]
+
+    @cached_property
+    def num_actions_by_span(self) -> Ints:
+        """Action tokens of each weight version span, over the spans of all rows."""
+        spans, tokens = self.lists("weight_version_spans"), self.lists("action_mask")
+        row, length = spans.per_value(tokens.offsets[:-1]), spans.per_value(tokens.lengths)
+        start = np.clip(numbers(spans.child("start")).astype(np.int64), 0, length)
+        end = np.clip(numbers(spans.child("end")).astype(np.int64), start, length)
+        return self._actions_before[row + end] - self._actions_before[row + start]
+
+    @cached_property
     def actions(self) -> Mask:
         """`action_mask` of all rows, end to end."""
         return numbers(self.lists("action_mask").values).astype(np.bool_)
 
     @cached_property
-    def num_actions(self) -> Ints:
-        """Action tokens of each row."""
-        return self.lists("action_mask").count_by_row(self.actions)
+    def _actions_before(self) -> Ints:
+        before = np.zeros(len(self.actions) + 1, np.int32)
+        np.cumsum(self.actions, out=before[1:])
+        return before
 
 
 def numbers(array: pa.Array) -> npt.NDArray[Any]:

@@ -1,8 +1,9 @@
 """Priority of admitted trajectories, and which ones go when a shard is full."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from flows.steps.member import Member
@@ -15,7 +16,8 @@ def capacity_of_a_shard(capacity: int) -> int:
     return max(1, capacity // NUM_SHARDS)
 
 
-def freshness(staleness: int, max_staleness: int, bucket_width: int, bucket_weights: Sequence[float]) -> float:
+@lru_cache(4096)
+def freshness(staleness: int, max_staleness: int, bucket_width: int, bucket_weights: tuple[float, ...]) -> float:
     """1 for a trajectory of the newest weights, falling linearly to 0 above `max_staleness`; times its bucket's weight.
 
     `bucket_weights[k]` belongs to k buckets back; the last one holds for all older buckets, none at all means 1.
@@ -36,6 +38,10 @@ def priority(member: Member, task_mean: float, hard: bool, fresh: float, setting
         + settings.freshness_weight * fresh
         + settings.completion_bonus * (member.status == Status.COMPLETED)
     )
+
+
+_REASON = "the shard is full"
+_REASON_WITHOUT_GUARD = "the shard is full, and every bucket has lost max_evicted_share"
 
 
 class Entry(NamedTuple):
@@ -108,16 +114,14 @@ class Live:
         buckets have, capacity wins: the least key of all goes, and the reason says so.
         """
         gone: list[tuple[Member, str]] = []
+        if self.size <= capacity:
+            return gone
+        left = {b: int(max_evicted_share * self.admitted[b]) - self.evicted.get(b, 0) for b in self.heaps}
         while self.size > capacity:
-            spare = [b for b in self.heaps if self._within_share(b, max_evicted_share)]
-            bucket = min(spare or self.heaps, key=lambda b: self.heaps[b][0][:2])
-            member = heapq.heappop(self.heaps[bucket]).member
-            if not self.heaps[bucket]:
-                del self.heaps[bucket]
-            self.evicted[bucket] = self.evicted.get(bucket, 0) + 1
-            self.size -= 1
-            guard = "" if spare else ", every bucket being at max_evicted_share"
-            gone.append((member, f"shard holds more than {capacity}{guard}"))
+            spare = [b for b in self.heaps if left[b] > 0]
+            bucket = self._least(spare or list(self.heaps))
+            gone.append((self._pop(bucket), _REASON if spare else _REASON_WITHOUT_GUARD))
+            left[bucket] -= 1
         return gone
 
     def by_bucket(self) -> dict[int, int]:
@@ -130,8 +134,17 @@ class Live:
             for bucket in [b for b in counts if b < oldest_bucket and b not in self.heaps]:
                 del counts[bucket]
 
-    def _within_share(self, bucket: int, share: float) -> bool:
-        return self.evicted.get(bucket, 0) + 1 <= share * self.admitted.get(bucket, 0)
+    def _least(self, buckets: list[int]) -> int:
+        return buckets[0] if len(buckets) == 1 else min(buckets, key=lambda b: self.heaps[b][0][:2])
+
+    def _pop(self, bucket: int) -> Member:
+        heap = self.heaps[bucket]
+        member = heapq.heappop(heap).member
+        if not heap:
+            del self.heaps[bucket]
+        self.evicted[bucket] = self.evicted.get(bucket, 0) + 1
+        self.size -= 1
+        return member
 
     def _keep(self, bucket: int, heap: list[Entry]) -> None:
         if heap:

@@ -77,12 +77,12 @@ class OpenGroup:
         """Whether every member has come."""
         return self.num_members == self.group_size
 
-    def take(self, member: Member) -> None:
+    def take(self, member: Member, id_bytes: bytes) -> None:
         """Give `member` its place."""
         self.places |= 1 << member.group_index
         self.num_members += 1
         self.newest_version = max(self.newest_version, member.max_weight_version)
-        self.ids.append(member.id_bytes)
+        self.ids.append(id_bytes)
 
     def vote(self, member: Member) -> None:
         """Count the reward of `member` in the group's baseline, if it has one."""
@@ -103,11 +103,11 @@ class ClosedGroup(NamedTuple):
     closed_ms: int
     stats: Stats
 
-    def with_late(self, member: Member) -> "ClosedGroup":
+    def with_late(self, member: Member, id_bytes: bytes) -> "ClosedGroup":
         """The same group, with `member` known and its statistics unchanged."""
         return self._replace(
             places=self.places | 1 << member.group_index,
-            ids=self.ids + member.id_bytes,
+            ids=self.ids + id_bytes,
             newest_version=max(self.newest_version, member.max_weight_version),
         )
 

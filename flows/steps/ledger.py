@@ -24,15 +24,8 @@ class Rows(NamedTuple):
     batch: pa.RecordBatch
 
 
-class Decision(NamedTuple):
-    """An event in a trajectory's life."""
-
-    member: Member
-    event: str
-    reason: str | None
-    at_version: int
-    at_ms: int
-    directive_id: str | None
+Decision = tuple[Member, str, str | None, int, int, str | None]
+"""An event in a trajectory's life: member, event, reason, learner's version, flow time in ms, directive in force."""
 
 
 class Admission(NamedTuple):
@@ -69,12 +62,12 @@ class Estimate(NamedTuple):
 
 def ledger(decisions: Sequence[Decision]) -> pa.RecordBatch:
     """Rows of `ledger`, one for each decision."""
-    members = zip(*(d.member for d in decisions), strict=True)
-    columns: dict[str, Any] = dict(zip(Member._fields, members, strict=True))
-    columns |= dict(zip(Decision._fields, zip(*decisions, strict=True), strict=True))
+    members, events, reasons, versions, times_ms, directives = zip(*decisions, strict=True)
+    columns: dict[str, Any] = dict(zip(Member._fields, zip(*members, strict=True), strict=True))
+    columns |= {"event": events, "reason": reasons, "at_version": versions, "directive_id": directives}
     columns["topic"] = [TRAJECTORIES.name] * len(decisions)
-    columns["at"] = _micros(columns["at_ms"])
-    columns["day"] = [_day(ms // DAY_MS) for ms in columns["at_ms"]]
+    columns["at"] = _micros(times_ms)
+    columns["day"] = [_day(ms // DAY_MS) for ms in times_ms]
     return _batch(LEDGER.schema, columns)
 
 

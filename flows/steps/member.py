@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flows.steps.chunk import Chunk, Pack
 from flows.steps.columns import Lists
@@ -55,11 +55,14 @@ _TEXTS = ("trajectory_id", "group_id", "task_id", "task_family", "status", "erro
 
 def members(chunk: Chunk) -> list[Member]:
     """The members of all packs of `chunk`, in order."""
-    columns = [chunk.rows.column(name).to_pylist() for name in _FROM_ROWS]
+    if not chunk.rows.num_rows:
+        return []
+    columns: list[Any] = [chunk.rows.column(name).to_pylist() for name in _FROM_ROWS]
     columns.append(Lists(chunk.rows.column("token_ids")).lengths.tolist())
     packs = [event for event in chunk.events if isinstance(event, Pack)]
     places = [(p.partition, p.offset, row, p.at_ms) for p in packs for row in range(p.stop - p.start)]
-    return [Member._make((*cells, *place)) for cells, place in zip(zip(*columns, strict=True), places, strict=True)]
+    columns += zip(*places, strict=True)
+    return list(map(Member._make, zip(*columns, strict=True)))
 
 
 def cleaned(member: Member) -> Member:

@@ -38,13 +38,11 @@ class Output:
         return [*rows, *self._experience(chunk), *self.reports]
 
     def _experience(self, chunk: Chunk) -> list[Rows]:
-        here = [a for a in self.admissions if a.member.place not in self.kept]
-        before = [a for a in self.admissions if a.member.place in self.kept]
-        batches: list[pa.RecordBatch] = []
-        if here:
-            payload = payloads.take(chunk, [a.member for a in here])
-            batches.append(ledger.experience(payload, here))
+        here, before = self.admissions, []
+        if self.kept:
+            here = [a for a in self.admissions if a.member.place not in self.kept]
+            before = [a for a in self.admissions if a.member.place in self.kept]
+        parts = [(here, p) for p in payloads.take(chunk, [a.member for a in here])] if here else []
         if before:
-            payload = payloads.take_kept(self.kept, [a.member for a in before])
-            batches.append(ledger.experience(payload, before))
-        return [Rows(EXPERIENCE.name, batch) for batch in batches]
+            parts += [(before, p) for p in payloads.take_kept(self.kept, [a.member for a in before])]
+        return [Rows(EXPERIENCE.name, ledger.experience(p.rows, of[p.start : p.stop])) for of, p in parts]

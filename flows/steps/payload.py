@@ -83,14 +83,14 @@ def spans_out_of_place(c: Columns) -> Mask:
 
 def spans_incomplete(c: Columns) -> Mask:
     """Every action token lies in a span: its version is known."""
-    spans, num_actions = _actions_by_span(c)
-    covered = np.add.reduceat(np.append(num_actions, 0), spans.offsets[:-1]) * (spans.lengths > 0)
+    spans = c.lists("weight_version_spans")
+    covered = np.add.reduceat(np.append(c.num_actions_by_span, 0), spans.offsets[:-1]) * (spans.lengths > 0)
     return covered != c.num_actions
 
 
 def spans_differ(c: Columns) -> Mask:
     """The two versions of a row are the least and the greatest of its spans with action tokens."""
-    spans, num_actions = _actions_by_span(c)
+    spans, num_actions = c.lists("weight_version_spans"), c.num_actions_by_span
     version = numbers(spans.child("version")).astype(np.int64)
     limits = np.iinfo(np.int64)
     oldest = np.append(np.where(num_actions > 0, version, limits.max), limits.max)
@@ -124,12 +124,3 @@ def _spans(c: Columns) -> tuple[Lists, npt.NDArray[np.int64], npt.NDArray[np.int
     spans = c.lists("weight_version_spans")
     start, end = (numbers(spans.child(f)).astype(np.int64) for f in ("start", "end"))
     return spans, start, end
-
-
-def _actions_by_span(c: Columns) -> tuple[Lists, npt.NDArray[np.int64]]:
-    spans, start, end = _spans(c)
-    tokens = c.lists("token_ids")
-    before = np.concatenate([[0], np.cumsum(c.actions)])
-    row, length = spans.per_value(tokens.offsets[:-1]), spans.per_value(tokens.lengths)
-    start, end = np.clip(start, 0, length), np.clip(end, 0, length)
-    return spans, before[row + np.maximum(start, end)] - before[row + start]

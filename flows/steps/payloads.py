@@ -1,8 +1,10 @@
 """Payloads of trajectories whose group is still open: a cache of this process before the log, which keeps them all."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from flows.steps.chunk import Chunk, Pack
@@ -12,6 +14,10 @@ from schemas.errors import ContractError
 
 CACHE_BYTES = 16 * 1024 * 1024
 """Messages that one shard keeps at hand; what is beyond is read from Kafka again when its group closes."""
+
+
+LEAST_RUN = 32
+"""Rows that a slice should have on average, to be cheaper than a copy."""
 
 
 class PayloadReader(Protocol):
@@ -37,12 +43,13 @@ class Payloads:
         self._cache[pack.partition, pack.offset] = pack.batch
         self._bytes += pack.batch.nbytes
         while self._bytes > self._limit:
-            self.drop(next(iter(self._cache)))
+            self.drop([next(iter(self._cache))])
 
-    def drop(self, place: Coordinates) -> None:
-        """Forget the message at `place`, if it is kept."""
-        batch = self._cache.pop(place, None)
-        self._bytes -= batch.nbytes if batch else 0
+    def drop(self, places: Iterable[Coordinates]) -> None:
+        """Forget the messages at `places`, as far as they are kept."""
+        for place in places if self._cache else ():
+            batch = self._cache.pop(place, None)
+            self._bytes -= batch.nbytes if batch else 0
 
     def find(self, place: Coordinates) -> pa.RecordBatch | None:
         """The message at `place`, kept or read again; None where the log has lost it."""
@@ -55,21 +62,31 @@ class Payloads:
         return self._cache[place]
 
 
-def take(chunk: Chunk, members: Sequence[Member]) -> pa.RecordBatch:
-    """The payload rows of `members`, all of which came with `chunk`, in their order."""
+class Part(NamedTuple):
+    """Payload of members [start, stop)."""
+
+    start: int
+    stop: int
+    rows: pa.RecordBatch
+
+
+def take(chunk: Chunk, members: Sequence[Member]) -> list[Part]:
+    """The payload of `members`, all of which came with `chunk`, in their order."""
     starts = {(e.partition, e.offset): e.start for e in chunk.events if isinstance(e, Pack)}
-    return _rows(chunk.rows, [starts[m.place] + m.row for m in members])
+    return _parts(chunk.rows, [starts[m.partition, m.offset] + m.row for m in members])
 
 
-def take_kept(kept: Mapping[Coordinates, pa.RecordBatch], members: Sequence[Member]) -> pa.RecordBatch:
-    """The payload rows of `members`, whose messages are in `kept`, in their order."""
-    starts: dict[Coordinates, int] = {}
-    total = 0
-    for place, batch in kept.items():
-        starts[place] = total
-        total += batch.num_rows
-    return _rows(pa.concat_batches(list(kept.values())), [starts[m.place] + m.row for m in members])
+def take_kept(kept: Mapping[Coordinates, pa.RecordBatch], members: Sequence[Member]) -> list[Part]:
+    """The payload of `members`, whose messages are in `kept`, in their order."""
+    ends = accumulate(batch.num_rows for batch in kept.values())
+    starts = dict(zip(kept, [0, *ends], strict=False))
+    return _parts(pa.concat_batches(list(kept.values())), [starts[m.partition, m.offset] + m.row for m in members])
 
 
-def _rows(batch: pa.RecordBatch, rows: list[int]) -> pa.RecordBatch:
-    return batch if rows == list(range(batch.num_rows)) else batch.take(pa.array(rows, pa.int64()))
+def _parts(batch: pa.RecordBatch, rows: list[int]) -> list[Part]:
+    """Slices of `batch` where `rows` follow one another in long runs, for they cost nothing; else a copy."""
+    jumps = np.flatnonzero(np.diff(rows) != 1) + 1
+    if len(jumps) * LEAST_RUN > len(rows):
+        return [Part(0, len(rows), batch.take(pa.array(rows, pa.int64())))]
+    edges = [0, *jumps.tolist(), len(rows)]
+    return [Part(a, b, batch.slice(rows[a], b - a)) for a, b in pairwise(edges)]

@@ -9,7 +9,7 @@ from flows.steps.admission import from_the_future, too_old, version_at
 from flows.steps.chunk import Chunk, Note, Pack
 from flows.steps.difficulty import Posterior
 from flows.steps.groups import ClosedGroup, OpenGroup, Stats
-from flows.steps.ledger import Admission, Closing, Decision, Estimate, Rows
+from flows.steps.ledger import Admission, Closing, Estimate, Rows
 from flows.steps.member import Member, cleaned, members
 from flows.steps.output import Output
 from flows.steps.payloads import PayloadReader, Payloads
@@ -32,12 +32,13 @@ class Shard:
         self._policy = eviction.POLICIES[settings.curate.eviction]
         self._payloads = Payloads(reader)
         self._known = self.state.known_ids()
-        self._out = Output()
+        self._oldest = self._oldest_version()
+        self._out, self._counted = Output(), 0
         self._here: set[tuple[int, int]] = set()
 
     def curate(self, chunk: Chunk) -> list[Rows | BufferReport]:
         """What follows from `chunk`: rows of the lake's tables, and a report at every clock message that finds news."""
-        self._out = Output()
+        self._out, self._counted = Output(), 0
         self._here = {(e.partition, e.offset) for e in chunk.events if isinstance(e, Pack)}
         everyone, faults = members(chunk), chunk.faults.tolist()
         for event in chunk.events:
@@ -47,6 +48,7 @@ class Shard:
                 self._take_pack(event, everyone[part], faults[part])
             else:
                 self._obey(event, chunk.shard)
+        self._count()
         return self._out.items(chunk)
 
     # time, weights, directives
@@ -78,13 +80,16 @@ class Shard:
             self._expire()
 
     def _expire(self) -> None:
-        state = self.state
-        by_staleness = state.learner_version - self._loop.max_staleness
-        for member in state.live.expire(max(by_staleness, state.min_weight_version)):
+        self._oldest = self._oldest_version()
+        for member in self.state.live.expire(self._oldest):
             self._decide(member, Event.EXPIRED, self._too_old(member))
-        state.live.forget(by_staleness // self._loop.bucket_width)
+        self.state.live.forget(self._oldest // self._loop.bucket_width)
+
+    def _oldest_version(self) -> int:
+        return max(self.state.learner_version - self._loop.max_staleness, self.state.min_weight_version)
 
     def _report(self, shard: int) -> None:
+        self._count()
         news = report(shard, self.state)
         if news:
             self._out.reports.append(news)
@@ -110,18 +115,24 @@ class Shard:
         if group and not groups.same_group(member, group):
             self._decide(cleaned(member), Event.INVALID, "differs from its group in task, group_size or origin")
             return
-        invalid = RULES[fault - 1].reason if fault else self._from_the_future(member)
-        duplicate = self._duplicate(member, group)
+        invalid = RULES[fault - 1].reason if fault else None
+        if not fault and member.max_weight_version > self.state.learner_version:
+            invalid = from_the_future(member, self.state.learner_version, self._loop.max_staleness)
+        id_bytes = member.id_bytes
+        duplicate = self._duplicate(member, id_bytes, group)
         if duplicate:
             self._decide(cleaned(member), *((Event.INVALID, invalid) if invalid else (Event.DUPLICATE, duplicate)))
-        elif isinstance(group, ClosedGroup):
-            self._take_late(member, group, invalid)
+            return
+        self._known.add(id_bytes)
+        if isinstance(group, ClosedGroup):
+            self.state.closed[member.group_id] = group.with_late(member, id_bytes)
+            self._judge_late(member, group, invalid)
         else:
-            self._take_in_time(member, group or self._open(member), invalid)
+            group = group or self._open(member)
+            group.take(member, id_bytes)
+            self._judge_in_time(member, group, invalid)
 
-    def _take_in_time(self, member: Member, group: OpenGroup, invalid: str | None) -> None:
-        self._known.add(member.id_bytes)
-        group.take(member)
+    def _judge_in_time(self, member: Member, group: OpenGroup, invalid: str | None) -> None:
         old = self._too_old(member)
         if invalid:
             self._decide(cleaned(member), Event.INVALID, invalid)
@@ -136,9 +147,7 @@ class Shard:
         if group.complete:
             self._close(group, "complete")
 
-    def _take_late(self, member: Member, group: ClosedGroup, invalid: str | None) -> None:
-        self._known.add(member.id_bytes)
-        self.state.closed[member.group_id] = group.with_late(member)
+    def _judge_late(self, member: Member, group: ClosedGroup, invalid: str | None) -> None:
         if invalid:
             self._decide(cleaned(member), Event.INVALID, invalid)
         elif old := self._too_old(member):
@@ -150,8 +159,8 @@ class Shard:
         else:
             self._admit([member], group.stats)
 
-    def _duplicate(self, member: Member, group: OpenGroup | ClosedGroup | None) -> str | None:
-        if member.id_bytes in self._known:
+    def _duplicate(self, member: Member, id_bytes: bytes, group: OpenGroup | ClosedGroup | None) -> str | None:
+        if id_bytes in self._known:
             return "trajectory_id is known"
         if group and group.places >> member.group_index & 1:
             return f"member {member.group_index} of its group has come before"
@@ -197,8 +206,7 @@ class Shard:
             else:
                 self._decide(member, Event.INVALID, "its message had expired in Kafka before its group closed")
         self._admit(fresh, stats)
-        for member in group.pending:
-            self._payloads.drop(member.place)
+        self._payloads.drop(member.place for member in group.pending)
 
     def _forget_groups(self) -> None:
         state = self.state
@@ -226,46 +234,46 @@ class Shard:
     # admission
 
     def _has_payload(self, member: Member) -> bool:
-        if member.place in self._here or member.place in self._out.kept:
+        place = member.place
+        if place in self._here or place in self._out.kept:
             return True
-        batch = self._payloads.find(member.place)
+        batch = self._payloads.find(place)
         if batch is not None:
-            self._out.kept[member.place] = batch
+            self._out.kept[place] = batch
         return batch is not None
 
     def _admit(self, admitted: list[Member], stats: Stats) -> None:
         if not admitted:
             return
-        task_mean = self.state.posteriors.get(admitted[0].task_id, Posterior()).mean
+        state, loop, out = self.state, self._loop, self._out
+        task_mean = state.posteriors.get(admitted[0].task_id, Posterior()).mean
         hard_task = difficulty.is_hard(task_mean, self._curate)
         for member in admitted:
+            version = version_at(member, state.learner_version)
+            staleness = version - member.min_weight_version
             hard = hard_task or difficulty.failed_with_error(member.status, member.error_kind)
-            self._admit_one(member, stats, task_mean, hard)
-        for member, reason in self.state.live.evict(self._capacity, self._curate.max_evicted_share):
+            fresh = eviction.freshness(staleness, loop.max_staleness, loop.bucket_width, state.bucket_weights)
+            priority = eviction.priority(member, task_mean, hard, fresh, self._curate)
+            bucket = member.min_weight_version // loop.bucket_width
+            state.live.add(member, bucket, priority, self._policy)
+            out.admissions.append(Admission(member, bucket, version, staleness, priority, hard, stats))
+            self._decide(member, Event.ADMITTED, None)
+        for member, reason in state.live.evict(self._capacity, self._curate.max_evicted_share):
             self._decide(member, Event.EVICTED, reason)
-
-    def _admit_one(self, member: Member, stats: Stats, task_mean: float, hard: bool) -> None:
-        state, loop = self.state, self._loop
-        version = version_at(member, state.learner_version)
-        staleness = version - member.min_weight_version
-        fresh = eviction.freshness(staleness, loop.max_staleness, loop.bucket_width, state.bucket_weights)
-        priority = eviction.priority(member, task_mean, hard, fresh, self._curate)
-        bucket = member.min_weight_version // loop.bucket_width
-        state.live.add(member, bucket, priority, self._policy)
-        self._out.admissions.append(Admission(member, bucket, version, staleness, priority, hard, stats))
-        self._decide(member, Event.ADMITTED, None)
 
     def _too_old(self, member: Member) -> str | None:
         state = self.state
+        if member.min_weight_version >= self._oldest and member.max_weight_version <= state.learner_version:
+            return None
         return too_old(
             member, state.learner_version, self._loop.max_staleness, state.min_weight_version, state.directive_id
         )
 
-    def _from_the_future(self, member: Member) -> str | None:
-        return from_the_future(member, self.state.learner_version, self._loop.max_staleness)
-
     def _decide(self, member: Member, event: str, reason: str | None) -> None:
         state = self.state
-        version = version_at(member, state.learner_version) if event == Event.ADMITTED else state.learner_version
-        self._out.decisions.append(Decision(member, event, reason, version, state.now_ms, state.directive_id))
-        state.tally.count(event, member.num_tokens)
+        self._out.decisions.append((member, event, reason, state.learner_version, state.now_ms, state.directive_id))
+
+    def _count(self) -> None:
+        """Bring the totals up to date with the decisions of this call."""
+        self.state.tally.count(self._out.decisions[self._counted :])
+        self._counted = len(self._out.decisions)

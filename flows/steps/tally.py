@@ -1,7 +1,9 @@
 """Totals of a shard, and what changed since its last report."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from flows.steps.ledger import Decision
 from schemas.messages import ClosedGroup
 
 
@@ -15,11 +17,13 @@ class Tally:
     changed_tasks: dict[str, None] = field(default_factory=dict)
     changed: bool = False
 
-    def count(self, event: str, num_tokens: int) -> None:
-        """Count one trajectory that met `event`."""
-        self.trajectories[event] = self.trajectories.get(event, 0) + 1
-        self.tokens[event] = self.tokens.get(event, 0) + num_tokens
-        self.changed = True
+    def count(self, decisions: Iterable[Decision]) -> None:
+        """Count what trajectories met."""
+        trajectories, tokens = self.trajectories, self.tokens
+        for member, event, *_ in decisions:
+            trajectories[event] = trajectories.get(event, 0) + 1
+            tokens[event] = tokens.get(event, 0) + member.num_tokens
+            self.changed = True
 
     def close(self, group: ClosedGroup) -> None:
         """Note a closed group for the next report."""

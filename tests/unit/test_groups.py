@@ -68,13 +68,13 @@ def test_a_closed_group_remembers_places_ids_and_statistics() -> None:
     everyone = members_of(group("a", [0.0, 1.0, 1.0, None]))
     open_group = OpenGroup.of(everyone[0], 5)
     for member in everyone[:3]:
-        open_group.take(member)
+        open_group.take(member, member.id_bytes)
         open_group.vote(member)
     closed = close(open_group, 9, 1.0)
     assert closed.places == 0b111
     assert closed.ids == b"".join(m.id_bytes for m in everyone[:3])
     assert (closed.closed_ms, closed.stats.num_rewards) == (9, 3)
-    later = closed.with_late(everyone[3])
+    later = closed.with_late(everyone[3], everyone[3].id_bytes)
     assert later.places == 0b1111
     assert later.stats == closed.stats
 

@@ -256,7 +256,7 @@ def test_a_full_shard_evicts_the_least_telling_and_says_so() -> None:
     # Beta(4, 2), mean 2/3: winners differ by 1/3, the loser by 2/3; the two winners that came first go
     gone = [row for row in curation.rows["ledger"] if row["event"] == "evicted"]
     assert [row["row"] for row in gone] == [1, 2]
-    assert gone[0]["reason"] == "shard holds more than 2"
+    assert gone[0]["reason"] == "the shard is full"
     assert curation.count() == {"admitted": 4, "evicted": 2}
 
 
