@@ -35,12 +35,12 @@ obeyed as (
 select (select count(*) from steering) as sent,
        (select count(*) from steering semi join obeyed using (directive_id)) as obeyed"""
 
-FAILED = """
-select count(*) from ledger
-where status = 'failed' and event in ('admitted', 'stale', 'duplicate', 'no_signal', 'invalid')"""
+OUTCOMES = "ledger where event in ('admitted', 'stale', 'duplicate', 'no_signal', 'invalid')"
 
-COUNTS = """
-select (select count(*) from ledger) as trajectories,
+FAILED = f"select count(*) from {OUTCOMES} and status = 'failed'"
+
+COUNTS = f"""
+select (select count(*) from {OUTCOMES}) as trajectories,
        (select count(distinct step) from step_lineage) as train_steps,
        (select count(*) from evals where score is not null) as evals"""
 
