@@ -35,12 +35,10 @@ obeyed as (
 select (select count(*) from steering) as sent,
        (select count(*) from steering semi join obeyed using (directive_id)) as obeyed"""
 
-OUTCOMES = "ledger where event in ('admitted', 'stale', 'duplicate', 'no_signal', 'invalid')"
+FAILED = "select count(*) from outcomes where status = 'failed'"
 
-FAILED = f"select count(*) from {OUTCOMES} and status = 'failed'"
-
-COUNTS = f"""
-select (select count(*) from {OUTCOMES}) as trajectories,
+COUNTS = """
+select (select count(*) from outcomes) as trajectories,
        (select count(distinct step) from step_lineage) as train_steps,
        (select count(*) from evals where score is not null) as evals"""
 

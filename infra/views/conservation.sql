@@ -1,9 +1,7 @@
 -- Is every finished trajectory in exactly one place? One row for trajectories, one for their tokens.
 -- in_flight: finished, and still in an outbox or in a Kafka log. holes: messages that expired before they were read.
 -- balanced: nothing appeared from nowhere, nothing has two outcomes, nothing expired unread.
-WITH outcomes AS (
-    SELECT * FROM ledger WHERE event IN ('admitted', 'stale', 'duplicate', 'no_signal', 'invalid')
-), outboxes AS (
+WITH outboxes AS (
     -- totals are absolute and only grow, so the largest of each outbox is the newest
     SELECT outbox, max(produced_trajectories) AS trajectories, max(produced_tokens) AS tokens
     FROM usage WHERE outbox IS NOT NULL GROUP BY outbox
