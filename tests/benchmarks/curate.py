@@ -8,10 +8,8 @@ lakes by the same two-phase sink. Runs alternate; the figures are medians. Ratio
 
 import argparse
 import contextlib
-import cProfile
 import gc
 import json
-import pstats
 import shutil
 import statistics
 import subprocess
@@ -36,6 +34,10 @@ from flows.connectors.delta_sink import DeltaSink, lake_output
 from flows.connectors.items import Raw
 from flows.connectors.kafka_source import TopicsSource
 from flows.run import recovery_store
+from flows.steps.decode import decode as split
+from flows.steps.route import shards
+from flows.steps.shard import Shard
+from flows.steps.validate import validate
 from infra.kafka import Producer, ensure_topics
 from infra.lake import Lake
 from infra.stack import health
@@ -43,7 +45,7 @@ from infra.stack.kafka import LocalKafka
 from infra.stack.ports import free_port
 from schemas.ids import partition_of, shard_of, task_id
 from schemas.messages import Directive, WeightSummary
-from schemas.names import Header
+from schemas.names import NUM_SHARDS, Header
 from schemas.settings import Kafka, Settings
 from schemas.tables import EXPERIENCE
 from schemas.topics import CONTROL, TRAJECTORIES, WEIGHTS
@@ -141,16 +143,12 @@ def with_columns(batch: pa.RecordBatch, **columns: list[Any]) -> pa.RecordBatch:
     return batch
 
 
-def fill(settings: Settings, num_messages: int, tokens: int) -> None:
-    """Write the log: groups of mixed rewards (one in 16 all equal), weights and clock messages between them."""
+def messages(settings: Settings, num_messages: int, tokens: int) -> Iterator[tuple[str, bytes, dict[str, bytes]]]:
+    """Task, body and headers of whole groups with mixed rewards, one group in 16 all equal."""
     rng = np.random.default_rng(0)
-    producer = Producer(settings.kafka, "bench")
     templates = [template(tokens, rng) for _ in range(64)]
     names = [f.name for f in settings.families]
     for number in range(num_messages):
-        if number % (num_messages // VERSIONS) == 0:
-            producer.flush(60)
-            _side(producer, 1 + number * VERSIONS // num_messages)
         version = 1 + number * VERSIONS // num_messages
         family = names[number % len(names)]
         task = task_id(family, int(rng.integers(0, 160)))
@@ -171,8 +169,18 @@ def fill(settings: Settings, num_messages: int, tokens: int) -> None:
             Header.OUTBOX: b"o1",
             Header.SEQUENCE: str(number).encode(),
         }
+        yield task, encode(batch), headers
+
+
+def fill(settings: Settings, num_messages: int, tokens: int) -> None:
+    """Write the log: groups, and a new weight version and a clock message between every eighth of them."""
+    producer = Producer(settings.kafka, "bench")
+    for number, (task, body, headers) in enumerate(messages(settings, num_messages, tokens)):
+        if number % (num_messages // VERSIONS) == 0:
+            producer.flush(60)
+            _side(producer, 1 + number * VERSIONS // num_messages)
         partition = partition_of(task, settings.kafka.partitions)
-        producer.send(TRAJECTORIES.name, task, encode(batch), headers=headers, partition=partition)
+        producer.send(TRAJECTORIES.name, task, body, headers=headers, partition=partition)
     producer.flush(60)
     _side(producer, VERSIONS)
     producer.close()
@@ -239,11 +247,42 @@ def curated(settings: Settings) -> Dataflow:
     return curate.flow_for(settings, stop_at_end=True)
 
 
-def show_where_time_goes(settings: Settings) -> None:
-    """One more run under a profiler, by function; its overhead makes Python look slower than it is."""
-    profile = cProfile.Profile()
-    profile.runcall(measure, settings, curated)
-    pstats.Stats(profile).strip_dirs().sort_stats("tottime").print_stats(28)
+class NoPayloads:
+    """Whole groups never need a message again."""
+
+    def read(self, partition: int, offset: int) -> bytes | None:
+        raise AssertionError(f"{partition}/{offset} was read again")
+
+
+def where_time_goes(settings: Settings, tokens: int, num_messages: int = 1024, per_call: int = 64) -> dict[str, float]:
+    """CPU time of each step in microseconds a trajectory, without Kafka and lake."""
+    made = [m for m in messages(settings, num_messages * NUM_SHARDS // 8, tokens) if shard_of(m[0]) in {0, 1}]
+    spent = dict.fromkeys(("route", "decode", "validate", "curate", "snapshot"), 0.0)
+    num_rows = 0
+
+    def timed(step: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        begun = time.process_time()
+        result = function(*arguments)
+        spent[step] += time.process_time() - begun
+        return result
+
+    for shard in (0, 1):
+        curator, sequences = Shard(settings, NoPayloads()), {}
+        raws = [_raw(n, m) for n, m in enumerate(made) if shard_of(m[0]) == shard]
+        for start in range(0, len(raws), per_call):
+            part = raws[start : start + per_call]
+            timed("route", lambda items: [shards(raw, 1) for raw in items], part)
+            chunk = timed("decode", split, shard, part, sequences)
+            chunk = timed("validate", validate, chunk, settings.families)
+            timed("curate", curator.curate, chunk)
+            timed("snapshot", curator.state.to_bytes)
+            num_rows += chunk.rows.num_rows
+    return {step: seconds / num_rows * 1e6 for step, seconds in spent.items()}
+
+
+def _raw(number: int, message: tuple[str, bytes, dict[str, bytes]]) -> Raw:
+    _, body, headers = message
+    return Raw(TRAJECTORIES.name, 0, number, 1_800_000_000_000 + number, b"", tuple(headers.items()), body)
 
 
 def main() -> None:
@@ -252,7 +291,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     num_messages = arguments.trajectories // GROUP
     runs: dict[str, list[Run]] = {"ceiling": [], "curate": []}
@@ -266,9 +304,9 @@ def main() -> None:
                 own = folder / f"{kind}-{number}"
                 runs[kind].append(measure(settings_for(address, own), build))
                 shutil.rmtree(own)
-        if arguments.profile:
-            show_where_time_goes(settings_for(address, folder / "profile"))
     report(runs, num_messages * GROUP, arguments.tokens, arguments.out)
+    print("CPU time by step, us a trajectory (without reading Kafka and writing Parquet):")
+    print("  ".join(f"{step} {us:.1f}" for step, us in where_time_goes(settings, arguments.tokens).items()))
 
 
 def report(runs: dict[str, list[Run]], count: int, tokens: int, out: Path | None) -> None:
