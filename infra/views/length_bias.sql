@@ -3,7 +3,7 @@
 WITH produced AS (
     SELECT DISTINCT ON (topic, partition, "offset", "row")
         trajectory_id, task_family, event, num_generated_tokens AS length
-    FROM ledger WHERE event IN ('admitted', 'stale', 'duplicate', 'no_signal', 'invalid')
+    FROM outcomes
     ORDER BY topic, partition, "offset", "row"
 ), lost AS (
     SELECT DISTINCT trajectory_id FROM ledger WHERE event IN ('evicted', 'expired')

@@ -6,8 +6,7 @@ SELECT
     avg(num_generated_tokens) AS mean_length,
     mode(event) AS reason,
     max("at") AS last_at
-FROM ledger
-WHERE event IN ('admitted', 'stale', 'duplicate', 'no_signal', 'invalid')
+FROM outcomes
 GROUP BY task_id
 HAVING NOT bool_or(trajectory_id IN (SELECT trajectory_id FROM live_samples))
 ORDER BY num_trajectories DESC, task_id

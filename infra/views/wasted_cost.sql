@@ -7,8 +7,7 @@ WITH trajectory_waste AS (
     SELECT event, trajectory_id, num_tokens, accelerator_s FROM ledger
     WHERE event IN ('evicted', 'expired') AND trajectory_id NOT IN (SELECT trajectory_id FROM live_samples)
 ), token_cost AS (
-    SELECT sum(accelerator_s) / nullif(sum(num_tokens), 0) AS seconds_per_token FROM ledger
-    WHERE event IN ('admitted', 'stale', 'duplicate', 'no_signal', 'invalid')
+    SELECT sum(accelerator_s) / nullif(sum(num_tokens), 0) AS seconds_per_token FROM outcomes
 ), waste AS (
     SELECT reason, count(*) AS num_trajectories, sum(num_tokens) AS num_tokens, sum(accelerator_s) AS accelerator_s
     FROM trajectory_waste GROUP BY reason
