@@ -25,7 +25,7 @@ from trainers.credit import Floats
 from trainers.directives import Directives
 from trainers.metrics import summarize
 from trainers.publish import Publisher, is_due, manifest
-from trainers.records import Step, lineage, sample_rows, step_row
+from trainers.records import Step, engine_mismatch, lineage, rates, sample_rows, step_row
 from trainers.reports import Reports, numbers
 from trainers.stream import Batch, ExperienceStream
 from trainers.watchdog import Watchdog, explain
@@ -97,8 +97,10 @@ class Desk:
         self._lake.append("train_samples", sample_rows(step, life.name, per_row), self._app_id, step.number)
         self._lake.append("train_steps", [row | stamp | {"finished_at": datetime.now(UTC)}], self._app_id, step.number)
         self._state = self._state.model_copy(update={"step": step.number, "mlflow_run": self._tracking.run_id})
-        self._tracking.metrics({f"train/{k}": v for k, v in numbers(row).items()}, step.number)
-        self._reports.step(row)
+        mismatch = engine_mismatch(step, self._state.published_step, per_row)
+        shown = numbers(row | rates(row) | {"engine_mismatch": mismatch})
+        self._tracking.metrics({f"train/{name}": value for name, value in shown.items()}, step.number)
+        self._reports.step(shown)
         self._idle_since = time.monotonic()
         hit("learner.after_step")
 
@@ -124,6 +126,7 @@ class Desk:
         self._saved_step = state.step
         hit("learner.after_checkpoint")
         self._publisher.publish(saved)
+        self._idle_since = time.monotonic()
         hit("learner.after_publish")
 
     def close(self) -> None:
@@ -155,7 +158,9 @@ class Desk:
         return batch
 
     def _watch(self, now: float) -> None:
-        if self._watchdog.is_due(now):
+        if not self._watchdog.is_late(now):
+            self._reports.health(True)
+        elif self._watchdog.is_due(now):
             waited, last = now - self._watchdog.fed_at, self._stream.last_admitted_at
             needed = self._settings.loop.batch_size
             self._reports.health(False, explain(waited, self._stream.num_available, needed, last, datetime.now(UTC)))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trainers.objectives import Terms
 
-COLUMNS = ("num_tokens", "loss", "kl", "entropy", "ratio", "log_ratio", "clipped", "ratio_max")
+COLUMNS = ("num_tokens", "loss", "kl", "entropy", "ratio", "log_ratio", "log_ratio_abs", "clipped", "ratio_max")
 """Columns of a trajectory's sums: all are sums over its action tokens but the last."""
 
 
@@ -26,6 +26,7 @@ class TrajectoryMetrics:
     importance_ratio_mean: NDArray[np.float64]
     importance_ratio_max: NDArray[np.float64]
     clip_ratio: NDArray[np.float64]
+    log_ratio_abs: NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ def trajectory_sums(terms: Terms, logprobs: Tensor, behavior_logprobs: Tensor, o
         -logprobs,
         terms.importance_ratio,
         log_ratio,
+        log_ratio.abs(),
         terms.clipped,
     )
     values = torch.stack([x.detach().double() for x in sums], dim=1)
@@ -87,6 +89,11 @@ def summarize(sums: NDArray[np.float64]) -> tuple[StepMetrics, TrajectoryMetrics
         effective_sample_ratio=size / max(len(weights), 1),
     )
     rows = TrajectoryMetrics(
-        tokens.astype(np.int64), weights, column["ratio"] / per_row, column["ratio_max"], column["clipped"] / per_row
+        tokens.astype(np.int64),
+        weights,
+        column["ratio"] / per_row,
+        column["ratio_max"],
+        column["clipped"] / per_row,
+        column["log_ratio_abs"] / per_row,
     )
     return step, rows

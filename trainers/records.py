@@ -3,6 +3,7 @@
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute makes its functions when it is imported)
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,23 @@ def step_row(step: Step, metrics: StepMetrics, num_tokens: int, grad_norm: float
         "busy_s": busy_s,
         "directive_id": step.orders.directive_id,
     }
+
+
+def rates(row: Mapping[str, Any]) -> dict[str, float]:
+    """Of one step alone: action tokens per second of its time, and the share of that time spent waiting for data."""
+    length_s = max(row["wait_s"] + row["busy_s"], 1e-9)
+    return {"tokens_per_s": row["num_tokens"] / length_s, "wait_ratio": row["wait_s"] / length_s}
+
+
+def engine_mismatch(step: Step, published_step: int, metrics: TrajectoryMetrics) -> float | None:
+    """Mean |log importance ratio| where sampler and learner have equal weights: what their engines differ by.
+
+    Equal weights: the first step after a publication, on rows that the published version sampled; None without any.
+    """
+    fresh = (step.batch.rows["min_weight_version"].to_numpy() == step.weight_version) & (metrics.num_tokens > 0)
+    if step.number - 1 != published_step or not fresh.any():
+        return None
+    return float(np.average(metrics.log_ratio_abs[fresh], weights=metrics.num_tokens[fresh]))
 
 
 def lineage(incarnation: Incarnation, objective: str, mlflow_run: str | None) -> dict[str, Any]:

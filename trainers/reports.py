@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from prometheus_client import Counter, Gauge
 
 from infra.kafka import Producer
-from infra.telemetry import Telemetry
+from infra.telemetry import Telemetry, logger
 from infra.usage import Usage
 from schemas.messages import LearnerReport
 from schemas.names import Phase, Service
@@ -16,6 +16,8 @@ from schemas.topics import BUFFER
 from trainers.stream import ExperienceStream
 
 REPORT_S = 1.0
+MAX_IMPORTANCE_RATIO = 10.0
+MIN_EFFECTIVE_SAMPLE_RATIO = 0.3
 
 _STEP = Gauge("lagoon_train_step", "Optimizer steps done")
 _VERSION = Gauge("lagoon_learner_weight_version", "Weight version that was published last")
@@ -32,6 +34,7 @@ class Reports:
 
     def __init__(self, settings: Settings, telemetry: Telemetry, producer: Producer, world_size: int):
         self._telemetry, self._producer = telemetry, producer
+        self._log = logger(Service.LEARNER, telemetry.instance)
         self._needs = settings.loop.batch_size
         self._sent_at = float("-inf")
         interval = settings.telemetry.usage_s
@@ -39,14 +42,15 @@ class Reports:
             producer, Service.LEARNER, telemetry.instance, Phase.TRAIN, interval, num_accelerators=world_size
         )
 
-    def step(self, row: Mapping[str, object]) -> None:
-        """Count a finished step; `row` holds its figures."""
-        num_tokens, num_rows = int(str(row["num_tokens"])), int(str(row["num_trajectories"]))
-        self.usage.add(tokens=num_tokens)
-        _TRAINED.inc(num_rows)
-        _TOKENS.inc(num_tokens)
-        for name, value in numbers(row).items():
+    def step(self, figures: Mapping[str, float]) -> None:
+        """Count a finished step, and warn of figures beyond the alarm levels."""
+        self.usage.add(tokens=int(figures["num_tokens"]))
+        _TRAINED.inc(figures["num_trajectories"])
+        _TOKENS.inc(figures["num_tokens"])
+        for name, value in figures.items():
             _METRIC.labels(name).set(value)
+        for reason in alarms(figures):
+            self._log.warning("alarm", reason=reason, step=int(figures["step"]))
 
     def health(self, ok: bool, reason: str = "") -> None:
         """Report health; red means that there is nothing to train on."""
@@ -78,6 +82,16 @@ class Reports:
             needs_per_step=self._needs,
         )
         self._producer.send(BUFFER.name, Service.LEARNER, report.to_bytes(), on_delivery=lambda _: None)
+
+
+def alarms(figures: Mapping[str, float]) -> list[str]:
+    """Signs that the samples are too far from the policy that learns from them."""
+    found: list[str] = []
+    if (ratio := figures["importance_ratio_max"]) > MAX_IMPORTANCE_RATIO:
+        found.append(f"importance ratio {ratio:.1f} is above {MAX_IMPORTANCE_RATIO:g}")
+    if (share := figures["effective_sample_ratio"]) < MIN_EFFECTIVE_SAMPLE_RATIO:
+        found.append(f"effective sample ratio {share:.2f} is below {MIN_EFFECTIVE_SAMPLE_RATIO:g}")
+    return found
 
 
 def numbers(row: Mapping[str, object]) -> dict[str, float]:

@@ -16,6 +16,10 @@ class Watchdog:
         """A batch came."""
         self.fed_at, self.alarms = now, 0
 
+    def is_late(self, now: float) -> bool:
+        """Whether the limit is over."""
+        return now - self.fed_at >= self.limit_s
+
     def is_due(self, now: float) -> bool:
         """Whether a new alarm is due."""
         due = int((now - self.fed_at) // self.limit_s)

@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainers.batches import MicroBatch, Tokens, micro_batches
+from trainers.directives import Orders
 from trainers.metrics import COLUMNS, StepMetrics, kish, summarize, trajectory_sums
 from trainers.objectives import OBJECTIVES
+from trainers.records import Step, engine_mismatch, rates
+from trainers.reports import alarms
+from trainers.stream import Batch
 
 
 def table(rows: list[tuple[list[int], list[bool], list[float]]]) -> Tokens:
@@ -83,3 +87,28 @@ def test_kish_size_of_equal_weights_is_their_number() -> None:
     assert kish(np.full(7, 0.3)) == pytest.approx(7.0)
     assert kish(np.array([5.0, 0.0, 0.0])) == pytest.approx(1.0)
     assert kish(np.zeros(3)) == 0.0
+
+
+def test_throughput_is_of_one_step_alone() -> None:
+    # three steps of 1,000 tokens in 2 s each: 500 a second each time, never cumulative
+    for _ in range(3):
+        assert rates({"num_tokens": 1000, "wait_s": 0.5, "busy_s": 1.5}) == {"tokens_per_s": 500.0, "wait_ratio": 0.25}
+
+
+def test_alarms_name_what_is_beyond_its_level() -> None:
+    assert alarms({"importance_ratio_max": 10.0, "effective_sample_ratio": 0.3}) == []
+    found = alarms({"importance_ratio_max": 12.5, "effective_sample_ratio": 0.2})
+    assert ["12.5" in found[0], "0.20" in found[1]] == [True, True]
+
+
+def test_engine_mismatch_is_measured_at_equal_weights_only() -> None:
+    # step 6 follows the publication of version 3 after step 5; only the row that version 3 sampled counts
+    rows = pa.table({"min_weight_version": [3, 2]})
+    batch = Batch(rows, table([([1, 2], [False, True], [0.0, 0.0])] * 2), (1, 1), (0, 0), 0)
+    step = Step(6, 3, None, 1e-4, Orders(), batch, np.zeros(2), 0.0)
+    sums = np.zeros((2, len(COLUMNS)))
+    sums[:, COLUMNS.index("num_tokens")] = 2
+    sums[:, COLUMNS.index("log_ratio_abs")] = [0.5, 9.0]
+    _, per_row = summarize(sums)
+    assert engine_mismatch(step, 5, per_row) == pytest.approx(0.25)
+    assert engine_mismatch(step, 4, per_row) is None
