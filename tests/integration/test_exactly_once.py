@@ -25,7 +25,7 @@ from schemas.settings import Kafka, Settings
 ROOT = Path(__file__).parents[2]
 COPY = [str(Path(__file__).with_name("copy_flow.py"))]
 RECORDS = ["-m", "flows.records"]
-FAIL_POINTS = "sink.after_stage=0.15,sink.before_commit=0.15,sink.after_commit=0.15"
+FAIL_POINTS = ("sink.after_stage", "sink.before_commit", "sink.after_commit")
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -82,22 +82,22 @@ def run(kafka: Kafka, tmp_path: Path) -> Run:
     return Run(kafka, tmp_path)
 
 
-def kill_again_and_again(run: Run, command: Sequence[str], lives: int, send: Callable[[], None]) -> int:
-    """Send and kill, `lives` times: at a fail-point, or at a random moment. Returns how many fail-points struck."""
-    struck, chance = 0, random.Random(7)
+def kill_again_and_again(run: Run, command: Sequence[str], lives: int, send: Callable[[], None]) -> None:
+    """Send and kill, `lives` times: at each fail-point the first time it is reached, then at random moments."""
+    chance = random.Random(7)
     for life in range(lives):
-        threads = str(1 + life % 2)
-        process = run.start(command, LAGOON_FAILPOINTS=FAIL_POINTS, BYTEWAX_WORKERS_PER_PROCESS=threads)
+        certain = f"{FAIL_POINTS[life]}=1" if life < len(FAIL_POINTS) else ",".join(f"{p}=0.2" for p in FAIL_POINTS)
+        process = run.start(command, LAGOON_FAILPOINTS=certain, BYTEWAX_WORKERS_PER_PROCESS=str(1 + life % 2))
         send()
         run.wait_started(process)
         try:
-            assert process.wait(chance.uniform(0.5, 3)) == -signal.SIGKILL, (run.folder / "log").read_text()[-3000:]
-            struck += 1
+            code = process.wait(30 if life < len(FAIL_POINTS) else chance.uniform(0.5, 3))
+            assert code == -signal.SIGKILL, (run.folder / "log").read_text()[-3000:]
         except subprocess.TimeoutExpired:
+            assert life >= len(FAIL_POINTS), f"{certain} did not strike"
             process.kill()
             process.wait()
         send()
-    return struck
 
 
 def test_no_message_is_missing_or_twice_however_the_flow_dies(run: Run) -> None:
@@ -107,7 +107,7 @@ def test_no_message_is_missing_or_twice_however_the_flow_dies(run: Run) -> None:
         run.send("weights", 2)
 
     lives = 7
-    assert kill_again_and_again(run, COPY, lives, send) > 0
+    kill_again_and_again(run, COPY, lives, send)
     code, log = run.finish([*COPY, "--bounded"])
     assert code == 0, log[-3000:]
     expected = {("trajectories", p, n, f"lane {p}"): 1 for p in range(4) for n in range(lives * 20)}
@@ -132,13 +132,13 @@ def test_records_are_written_once_however_the_flow_dies(run: Run) -> None:
         run.send("control", 3, body=clock)
         run.send("evals", 1)
 
-    kill_again_and_again(run, RECORDS, 3, send)
+    kill_again_and_again(run, RECORDS, 4, send)
     process = run.start(RECORDS)
     wait_until(lambda: len(run.rows("usage", "interval_id")) == len(sent))
     process.terminate()
     assert process.wait(20) == 0
     assert run.rows("usage", "interval_id") == {(i,): 1 for i in sent}
-    assert run.rows("dead_letters", "topic", "offset") == {("evals", n): 1 for n in range(6)}
+    assert run.rows("dead_letters", "topic", "offset") == {("evals", n): 1 for n in range(8)}
     assert not run.rows("directives", "directive_id")
 
 
