@@ -70,7 +70,7 @@ class Columns:
     def num_actions(self) -> Ints:
         """Action tokens of each row."""
         offsets = self.lists("action_mask").offsets
-        return self._actions_before[offsets[1:]] - self._actions_before[offsets[:-1]]
+        return self._actions_between(offsets[:-1], offsets[1:])
 
     @cached_property
     def num_actions_by_span(self) -> Ints:
@@ -79,7 +79,7 @@ class Columns:
         row, length = spans.per_value(tokens.offsets[:-1]), spans.per_value(tokens.lengths)
         start = np.clip(numbers(spans.child("start")).astype(np.int64), 0, length)
         end = np.clip(numbers(spans.child("end")).astype(np.int64), start, length)
-        return self._actions_before[row + end] - self._actions_before[row + start]
+        return self._actions_between(row + start, row + end)
 
     @cached_property
     def actions(self) -> Mask:
@@ -87,10 +87,11 @@ class Columns:
         return numbers(self.lists("action_mask").values).astype(np.bool_)
 
     @cached_property
-    def _actions_before(self) -> Ints:
-        before = np.zeros(len(self.actions) + 1, np.int32)
-        np.cumsum(self.actions, out=before[1:])
-        return before
+    def _places_of_actions(self) -> Ints:
+        return np.flatnonzero(self.actions)
+
+    def _actions_between(self, start: Ints, end: Ints) -> Ints:
+        return np.searchsorted(self._places_of_actions, end) - np.searchsorted(self._places_of_actions, start)
 
 
 def numbers(array: pa.Array) -> npt.NDArray[Any]:
@@ -103,6 +104,12 @@ def is_one_of(array: pa.Array, words: list[str]) -> Mask:
     return numbers(pc.or_(pc.is_in(array, pa.array(words)), pc.is_null(array))).astype(np.bool_)
 
 
-def matches(array: pa.Array, pattern: str) -> Mask:
-    """Where the whole of `array`'s text matches `pattern` (RE2), or is null."""
-    return numbers(pc.fill_null(pc.match_substring_regex(array, f"^(?:{pattern})$"), True)).astype(np.bool_)
+def matches(array: pa.Array, pattern: str, max_length: int = 256) -> Mask:
+    """Where the whole of `array`'s text matches `pattern` (RE2) and is not too long, or is null.
+
+    A bound on the length inside the pattern would make the automaton large and slow.
+    """
+    found = pc.and_(
+        pc.match_substring_regex(array, f"^(?:{pattern})$"), pc.less_equal(pc.utf8_length(array), max_length)
+    )
+    return numbers(pc.fill_null(found, True)).astype(np.bool_)
