@@ -21,6 +21,7 @@ from flows.connectors.items import Hole, Raw, Tick
 from flows.connectors.kafka_sink import KafkaSink, kafka_output
 from flows.connectors.kafka_source import MergeSource
 from flows.connectors.refetch import Refetch
+from flows.metrics import note_curated
 from flows.run import run
 from flows.steps.chunk import Chunk
 from flows.steps.decode import Sequences, decode
@@ -68,7 +69,9 @@ class Curate(StatefulBatchLogic[Chunk, Rows | BufferReport, bytes]):
 
     def on_batch(self, values: list[Chunk]) -> tuple[list[Rows | BufferReport], bool]:
         """What follows from the chunks, in order."""
-        return [item for chunk in values for item in self._shard.curate(chunk)], self.RETAIN
+        items = [item for chunk in values for item in self._shard.curate(chunk)]
+        note_curated(items)
+        return items, self.RETAIN
 
     def snapshot(self) -> bytes:
         """The state as bytes."""

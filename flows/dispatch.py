@@ -19,6 +19,7 @@ from flows.connectors.epochs import Flag
 from flows.connectors.items import Clock, Hole, Raw, Tick
 from flows.connectors.kafka_sink import KafkaSink, kafka_output
 from flows.connectors.kafka_source import TopicsSource
+from flows.metrics import note_dispatched
 from flows.run import run
 from flows.steps.dispatcher import Dispatcher, News, State
 from flows.steps.draw import dealt
@@ -59,6 +60,7 @@ class Decide(StatefulBatchLogic[Heard, Said, bytes]):
             else:
                 self._dispatcher.hear(value)
         rows = self._dispatcher.rows()
+        note_dispatched(rows, len(self._dispatcher.state.leases), self._dispatcher.state.supply)
         return [*said, *([rows] if rows is not None else [])], self.RETAIN
 
     def snapshot(self) -> bytes:
