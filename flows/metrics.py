@@ -1,4 +1,4 @@
-"""What Prometheus sees of curation and dispatch. Counters begin at 0 with each process; the lake has the true totals."""
+"""What Prometheus sees of curation and dispatch. Counters begin at 0 with each process; the lake has the totals."""
 
 from collections.abc import Iterable
 
