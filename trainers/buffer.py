@@ -31,21 +31,26 @@ class Chunk:
 
 @dataclass(slots=True)
 class Live:
-    """A trajectory in the buffer: row `index` of `chunk`. `uses` counts the batches that it was in."""
+    """A trajectory in the buffer: row `index` of `chunk`. `uses` counts the batches that it was in.
+
+    Siblings rank by their mean priority and stay together: picking rows by their own would train on the rare outcome of
+    a group without its counterweight, and advantages would not sum to zero any more.
+    """
 
     trajectory_id: str
+    group_id: str
     min_weight_version: int
     bucket: int
-    priority: float
+    group_priority: float
     delta_version: int
     arrival: int
     chunk: Chunk
     index: int
     uses: int = 0
-    rank: tuple[float, int] = field(init=False)
+    rank: tuple[float, int, str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rank = (-self.priority, self.arrival)
+        self.rank = (-self.group_priority, self.delta_version, self.group_id, self.arrival)
 
 
 class LiveBuffer:
@@ -70,15 +75,20 @@ class LiveBuffer:
         """All live trajectories, in order of arrival."""
         return list(self._live.values())
 
-    def add(self, delta_version: int, chunk: Chunk, uses: Mapping[str, int] | None = None) -> None:
-        """Take in the rows of `chunk`, of which the scalar columns are fields of Live; known ids are passed over."""
-        names = ("trajectory_id", "min_weight_version", "version_bucket", "priority")
-        cells = zip(*(chunk.rows.column(n).to_pylist() for n in names), strict=True)
+    def add(self, delta_version: int, chunk: Chunk, kept: Mapping[str, tuple[int, float]] | None = None) -> None:
+        """Take in the rows of `chunk`, which hold the scalar fields of Live; known ids are passed over.
+
+        `kept` has uses and group priority of rows that come back after a restart; a new group's priority is the mean
+        over its rows in `chunk`.
+        """
+        names = ("trajectory_id", "group_id", "min_weight_version", "version_bucket", "priority")
+        cells = list(zip(*(chunk.rows.column(n).to_pylist() for n in names), strict=True))
+        means = _group_means((group, priority) for _, group, _, _, priority in cells)
         fresh: dict[int, list[Live]] = defaultdict(list)
-        for index, (name, version, bucket, priority) in enumerate(cells):
+        for index, (name, group, version, bucket, _) in enumerate(cells):
             if name not in self._live:
-                used = (uses or {}).get(name, 0)
-                row = Live(name, version, bucket, priority, delta_version, self._arrivals, chunk, index, used)
+                used, mean = (kept or {}).get(name, (0, means[group]))
+                row = Live(name, group, version, bucket, mean, delta_version, self._arrivals, chunk, index, used)
                 self._live[name] = row
                 self._arrivals += 1
                 fresh[bucket].append(row)
@@ -103,7 +113,7 @@ class LiveBuffer:
         down); what is left goes to the newest buckets. By default the weights are 1 for the current bucket, 0 for one
         and two back, `old_weight` for all older ones together, so that the current comes first, the next two fill up
         and old ones are not starved. `weights` multiply these by age; an age beyond them keeps its weight. Inside a
-        bucket the higher priority goes first, then the earlier arrival.
+        bucket the group of higher priority goes first, then the earlier one; siblings follow one another.
         """
         by_age = self._by_age(version // self._bucket_width)
         shares = _shares(by_age, self._old_weight, weights or ())
@@ -142,6 +152,13 @@ def gather(rows: Sequence[Live]) -> Chunk:
     scalars = pa.concat_tables([chunk.rows for chunk in chunks.values()])
     table = scalars.take([starts[id(row.chunk)] + row.index for row in rows])
     return Chunk(table.combine_chunks(), Tokens.gather([(row.chunk.tokens, row.index) for row in rows]))
+
+
+def _group_means(priorities: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found: dict[str, list[float]] = defaultdict(list)
+    for group, priority in priorities:
+        found[group].append(priority)
+    return {group: sum(values) / len(values) for group, values in found.items()}
 
 
 def _shares(ages: Iterable[int], old_weight: float, multipliers: Sequence[float]) -> dict[int, float]:

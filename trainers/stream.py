@@ -45,15 +45,15 @@ _GONE = (Event.EVICTED, Event.EXPIRED)
 class Cursor(Message):
     """Where a stream stands: what it has read, and what of that it may still train on.
 
-    `live` lists (trajectory_id, delta_version, uses) in order of arrival; `gone` maps evicted or expired trajectories
-    that have not been seen yet to their oldest version.
+    `live` lists (trajectory_id, delta_version, uses, group priority) in order of arrival; `gone` maps evicted or expired
+    trajectories that have not been seen yet to their oldest version.
     """
 
     experience_version: int = -1
     ledger_version: int = -1
     num_consumed: int = 0
     last_admitted_at: datetime | None = None
-    live: tuple[tuple[str, int, int], ...] = ()
+    live: tuple[tuple[str, int, int, float], ...] = ()
     oldest_bucket: int = 0
     gone: dict[str, int] = Field(default_factory=dict)
 
@@ -136,17 +136,17 @@ class ExperienceStream:
             ledger_version=self._ledger.version,
             num_consumed=self.num_consumed,
             last_admitted_at=self.last_admitted_at,
-            live=tuple((row.trajectory_id, row.delta_version, row.uses) for row in live),
+            live=tuple((row.trajectory_id, row.delta_version, row.uses, row.group_priority) for row in live),
             oldest_bucket=min((row.bucket for row in live), default=0),
             gone=self._gone,
         )
 
-    def _admit(self, delta_version: int, rows: pa.Table, uses: Mapping[str, int] | None = None) -> None:
+    def _admit(self, delta_version: int, rows: pa.Table, kept: Mapping[str, tuple[int, float]] | None = None) -> None:
         newest = pc.max(rows["ingested_at"]).as_py()
         self.last_admitted_at = max(filter(None, (self.last_admitted_at, newest)), default=None)
         scored = rows.filter(pc.and_(pc.is_valid(rows["reward"]), pc.is_valid(rows["group_reward_mean"])))
         self.dropped["unscored"] += rows.num_rows - scored.num_rows
-        self._buffer.add(delta_version, _chunk(scored), uses)
+        self._buffer.add(delta_version, _chunk(scored), kept)
         early = [name for name in self._gone if name in self._buffer]
         self._drop(early)
         for name in early:
@@ -169,7 +169,7 @@ class ExperienceStream:
         """Read the live rows of `cursor` again, from the snapshot: compaction may have moved them to other files."""
         if not cursor.live:
             return
-        ids = [name for name, _, _ in cursor.live]
+        ids = [name for name, *_ in cursor.live]
         handle = self._lake.table("experience")
         handle.update_incremental()
         wanted = (ds.field("version_bucket") >= cursor.oldest_bucket) & ds.field("trajectory_id").isin(ids)
@@ -185,13 +185,13 @@ class ExperienceStream:
 
     def _restore(self, cursor: Cursor, rows: pa.Table) -> None:
         place = {name: index for index, name in enumerate(rows["trajectory_id"].to_pylist())}
-        rows = rows.take([place[name] for name, _, _ in cursor.live])
+        rows = rows.take([place[name] for name, *_ in cursor.live])
         start = 0
         while start < len(cursor.live):
             version = cursor.live[start][1]
             end = next((i for i in range(start, len(cursor.live)) if cursor.live[i][1] != version), len(cursor.live))
-            uses = {name: count for name, _, count in cursor.live[start:end]}
-            self._buffer.add(version, _chunk(rows.slice(start, end - start)), uses)
+            kept = {name: (uses, priority) for name, _, uses, priority in cursor.live[start:end]}
+            self._buffer.add(version, _chunk(rows.slice(start, end - start)), kept)
             start = end
 
 

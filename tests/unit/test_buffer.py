@@ -9,9 +9,13 @@ from trainers.buffer import Chunk, LiveBuffer, gather
 
 
 def chunk(rows: list[tuple[str, int, float]]) -> Chunk:
-    """Rows (trajectory_id, min_weight_version, priority) with buckets of width 1; the tokens of row i are i times i."""
+    """Rows (trajectory_id, min_weight_version, priority) with buckets of width 1; the tokens of row i are i times i.
+
+    The group is what stands before a slash in the id: without one each row is its own group.
+    """
     names, versions, priorities = zip(*rows, strict=True)
     scalars = {"trajectory_id": names, "min_weight_version": versions, "version_bucket": versions}
+    scalars["group_id"] = [name.partition("/")[0] for name in names]
     tokens = pa.array([[i] * i for i in range(len(rows))], pa.list_(pa.int32()))
     lists = {"token_ids": tokens, "action_mask": tokens.cast(pa.list_(pa.bool_()))}
     lists |= {"behavior_logprobs": tokens.cast(pa.list_(pa.float32()))}
@@ -42,6 +46,12 @@ def test_current_bucket_comes_first_then_one_and_two_back() -> None:
 def test_inside_a_bucket_priority_counts_then_arrival() -> None:
     buffer = filled([("a", 5, 0.1), ("b", 5, 0.7), ("c", 5, 0.1)], [("d", 5, 0.7)])
     assert names(buffer.choose(4, 5)) == ["b", "d", "a", "c"]
+
+
+def test_siblings_stay_together_and_rank_by_their_mean() -> None:
+    # means: a (0.9 + 0.1) / 2 = 0.5, b (0.6 + 0.6) / 2 = 0.6
+    buffer = filled([("a/0", 5, 0.9), ("b/0", 5, 0.6), ("a/1", 5, 0.1), ("b/1", 5, 0.6)])
+    assert names(buffer.choose(4, 5)) == ["b/0", "b/1", "a/0", "a/1"]
 
 
 def test_old_buckets_get_a_small_share_so_that_they_are_not_starved() -> None:
