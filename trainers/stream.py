@@ -45,7 +45,7 @@ _GONE = (Event.EVICTED, Event.EXPIRED)
 class Cursor(Message):
     """Where a stream stands: what it has read, and what of that it may still train on.
 
-    `live` lists (trajectory_id, delta_version, uses, group priority) in order of arrival; `gone` maps evicted or expired
+    `live` lists (trajectory_id, delta_version, uses, group priority) by arrival; `gone` maps evicted or expired
     trajectories that have not been seen yet to their oldest version.
     """
 
