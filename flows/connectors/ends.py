@@ -22,7 +22,7 @@ Ends = Mapping[tuple[str, int], int]
 class EndOffsets:
     """Asks for the end offsets of `places`; a round begins at least `interval_s` after the one before was answered.
 
-    Shared by the parts of a source, over threads.
+    Also tells whether the broker is there, which a quiet log does not. Shared by the parts of a source, over threads.
     """
 
     def __init__(

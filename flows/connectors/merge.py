@@ -109,10 +109,6 @@ class Merge:
         """Bytes of `topic` that are read but not yet taken."""
         return self._logs[topic].waiting_bytes
 
-    def positions(self) -> dict[str, int]:
-        """How far each topic has been read."""
-        return {topic: log.position for topic, log in self._logs.items()}
-
     def take(self, max_items: int, max_bytes: int) -> list[Raw | Hole]:
         """The next items of the one order, at most `max_items`, stopping once they exceed `max_bytes`."""
         taken: list[Raw | Hole] = []

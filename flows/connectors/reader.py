@@ -1,6 +1,5 @@
-"""Reads partitions of a log: never jumps over offsets, waits for a broker that is away, ends where it cannot go on."""
+"""Reads partitions of a log: never jumps over offsets, ends where it cannot go on."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, KafkaEr
 from confluent_kafka import TopicPartition as Place
 
 from flows.connectors.items import Hole, Raw
-from flows.connectors.pulse import Patience
+from flows.connectors.pulse import log
 from infra.kafka import consumer
 from schemas.errors import BrokerError
 from schemas.settings import Kafka
@@ -31,8 +30,6 @@ _PASSING = frozenset(
     }
 )
 """Errors that a restart of the broker causes."""
-
-_QUIET_S = 5.0
 
 _QUEUE = {
     "enable.partition.eof": True,
@@ -64,9 +61,7 @@ class Reader:
         self._names = {kafka.topic(topic): topic for topic in places}
         self._partitions = {topic: partition for topic, (partition, _) in places.items()}
         self._next = {topic: offset for topic, (_, offset) in places.items()}
-        self._patience = Patience(part, kafka.timeout_s)
-        self._heard_at = time.monotonic()
-        self._is_known = False
+        self._noted = [dict(self._next)] * 2
         self._paused: set[str] = set()
         self._moved = False
         self._consumer = consumer(kafka, client_id, **_QUEUE)
@@ -76,17 +71,13 @@ class Reader:
         """What has come, in offset order for each topic, without waiting.
 
         Raises:
-            BrokerError: offsets that have expired or are beyond the log's end, an error that will not pass, or a
-                broker away for longer than `kafka.timeout_s`.
+            BrokerError: offsets that have expired or are beyond the log's end, or an error that will not pass. A broker
+                that is away is no error here: `EndOffsets` sees to that.
         """
         messages = self._consumer.consume(max_messages, 0)
         found = [item for message in messages if (item := self._item(message)) is not None]
         if self._moved:
             self._assign()
-        if found:
-            self._heard()
-        elif time.monotonic() - self._heard_at > (_QUIET_S if self._is_known else 1.0):
-            self._probe()
         return found
 
     def pause(self, topic: str, paused: bool) -> None:
@@ -95,18 +86,22 @@ class Reader:
             (self._consumer.pause if paused else self._consumer.resume)([self._place(topic)])
             (self._paused.add if paused else self._paused.remove)(topic)
 
-    def check_end(self, topic: str, position: int, end: int) -> None:
-        """Compare a log's end offset with how far it had been read before that was asked for.
+    def position(self, topic: str) -> int:
+        """Everything below this offset of `topic` has been read; 0 before the first message of a new reader."""
+        return self._next[topic] or 0
+
+    def check_ends(self, ends: Mapping[str, int]) -> None:
+        """Compare a new round of end offsets with what had been read before that round was asked for.
 
         Raises:
             BrokerError: messages that had been read are not there any more; the broker was asked once more.
         """
-        if end < position and (bounds := self._bounds(topic)) is not None and bounds[1] < position:
-            raise BrokerError(
-                f"{self._part}: {topic}/{self._partitions[topic]} ends at offset {bounds[1]}, but had been read up to "
-                f"{position}: the broker was emptied, restored or replaced. Restore its data; or, to begin a new "
-                "history, start a new run (run.name) with an empty lake"
-            )
+        # two rounds ago this one was not yet asked for; one round ago it may have been
+        before, self._noted = self._noted[0], [self._noted[1], dict(self._next)]
+        for topic, end in ends.items():
+            position = before[topic]
+            if position is not None and end < position:
+                self._refuse_loss(topic, position)
 
     def close(self) -> None:
         """Leave the broker."""
@@ -139,8 +134,7 @@ class Reader:
             return self._out_of_range(topic)
         if error.fatal() or not (error.retriable() or error.code() in _PASSING):
             raise BrokerError(f"{self._part}: Kafka at {self._kafka.brokers} answers {error.name()}: {error.str()}")
-        self._is_known = False
-        self._patience.trouble(error.str())
+        log.warning("%s: %s; reading goes on when it has passed", self._part, error.str())
         return None
 
     def _out_of_range(self, topic: str) -> Hole | None:
@@ -151,7 +145,8 @@ class Reader:
         low, high = bounds
         self._moved = True
         position = self._next[topic]
-        self.check_end(topic, position or 0, high)
+        if position is not None and high < position:
+            self._refuse_loss(topic, position)
         if position is None or position >= low:
             return None
         return self._skip(topic, position, low)
@@ -168,25 +163,21 @@ class Reader:
         self._next[topic] = end
         return Hole(topic, partition, start, end, 0)
 
-    def _heard(self) -> None:
-        self._heard_at, self._is_known = time.monotonic(), True
-        self._patience.ok()
-
-    def _probe(self) -> None:
-        """Ask: a quiet log does not tell whether its broker is there."""
-        self._heard_at, self._is_known = time.monotonic(), False
-        answers = [(topic, bounds) for topic in self._partitions if (bounds := self._bounds(topic)) is not None]
-        for topic, (_, end) in answers:
-            self.check_end(topic, self._next[topic] or 0, end)
-        if len(answers) == len(self._partitions):
-            self._heard()
+    def _refuse_loss(self, topic: str, position: int) -> None:
+        bounds = self._bounds(topic)
+        if bounds is not None and bounds[1] < position:
+            raise BrokerError(
+                f"{self._part}: {topic}/{self._partitions[topic]} ends at offset {bounds[1]}, but had been read up to "
+                f"{position}: the broker was emptied, restored or replaced. Restore its data; or, to begin a new "
+                "history, start a new run (run.name) with an empty lake"
+            )
 
     def _bounds(self, topic: str) -> tuple[int, int] | None:
-        """Oldest and end offset of the log, or None, with trouble noted, where the broker does not answer."""
+        """Oldest and end offset of the log, or None where the broker does not say. Takes as long as a fetch waits."""
         try:
-            return self._consumer.get_watermark_offsets(self._place(topic), timeout=1)
+            return self._consumer.get_watermark_offsets(self._place(topic), timeout=5)
         except KafkaException as error:
-            self._patience.trouble(f"asking for the offsets of {topic}: {error.args[0].str()}")
+            log.warning("%s: no offsets of %s: %s", self._part, topic, error.args[0].str())
             return None
 
 

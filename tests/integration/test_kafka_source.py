@@ -16,7 +16,7 @@ from bytewax.errors import BytewaxRuntimeError
 from bytewax.inputs import Source
 from bytewax.testing import TestingSink, TestingSource, run_main
 
-from flows.connectors import kafka_source
+from flows.connectors import parts
 from flows.connectors.items import Clock, Raw, Tick
 from flows.connectors.kafka_sink import KafkaSink, kafka_output
 from flows.connectors.kafka_source import MergeSource, TopicsSource
@@ -91,7 +91,7 @@ def test_a_live_run_and_its_replay_see_one_order(kafka: Kafka, monkeypatch: pyte
     emitted(merge(kafka, stop_at_end=False, stop=count), live)
     sender.join()
     replay = emitted(merge(kafka))
-    monkeypatch.setattr(kafka_source, "_MAX_WAITING_BYTES", 150)
+    monkeypatch.setattr(parts, "MAX_WAITING_BYTES", 150)
     halting = emitted(merge(kafka))
     assert sum(isinstance(x, Raw) for x in live) == total
     assert lanes(live) == lanes(replay) == lanes(halting)
