@@ -4,8 +4,7 @@
 # (pyarrow.compute makes its functions when it is imported)
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -52,16 +51,9 @@ class Tokens:
         """Tokens of each row."""
         return np.diff(self.offsets)
 
-    def take(self, order: Ints) -> "Tokens":
-        """The rows `order`, in that order."""
-        return Tokens.gather([(self, int(i)) for i in order]) if len(order) else self.slice(0, 0)
-
-    def slice(self, start: int, end: int) -> "Tokens":
-        """Rows [start, end), without a copy."""
-        offsets = self.offsets[start : end + 1]
-        span = slice(offsets[0], offsets[-1])
-        moved = offsets - offsets[0]
-        return Tokens(moved, self.token_ids[span], self.action_mask[span], self.behavior_logprobs[span])
+    def take(self, order: Sequence[int]) -> "Tokens":
+        """The rows `order`, at least one, in that order."""
+        return Tokens.gather([(self, i) for i in order])
 
     def actions(self) -> NDArray[np.bool_]:
         """Flat mask of the action tokens that have a logprob: the first token of a row has none."""
@@ -108,39 +100,41 @@ def rank_batches(tokens: Tokens, advantages: Floats, parts: int, rank: int, size
     `rows` of the micro-batches are places in the global batch.
     """
     mine = np.argsort(tokens.lengths, kind="stable")[rank::size]
-    for batch in micro_batches(tokens.take(mine), advantages[mine], parts):
-        yield replace(batch, rows=torch.from_numpy(mine)[batch.rows])
+    return _parts(tokens, advantages, mine, parts)
 
 
-def micro_batches(tokens: Tokens, advantages: Floats, parts: int, pad: int = 0) -> Iterator[MicroBatch]:
+def micro_batches(tokens: Tokens, advantages: Floats, parts: int) -> Iterator[MicroBatch]:
     """The rows as exactly `parts` micro-batches of similar length, shortest first.
 
     The count does not depend on the content, because every rank has to call backward equally often.
     """
-    order = np.argsort(tokens.lengths, kind="stable")
-    ordered = tokens if (order[1:] > order[:-1]).all() else tokens.take(order)
-    for part in np.array_split(np.arange(len(order)), parts):
-        start, end = (int(part[0]), int(part[-1]) + 1) if len(part) else (0, 0)
-        yield _micro_batch(ordered.slice(start, end), order[part], advantages[order[part]], pad)
+    return rank_batches(tokens, advantages, parts, 0, 1)
 
 
-def _micro_batch(tokens: Tokens, rows: Ints, advantages: Floats, pad: int) -> MicroBatch:
+def _parts(tokens: Tokens, advantages: Floats, order: Ints, parts: int) -> Iterator[MicroBatch]:
     actions = tokens.actions()
-    width = max(int(tokens.lengths.max(initial=0)), 2)
-    ids = np.full((len(rows), width), pad, np.int64)
+    for rows in np.array_split(order, parts):
+        yield _micro_batch(tokens, actions, rows, advantages[rows].astype(np.float32))
+
+
+def _micro_batch(tokens: Tokens, actions: NDArray[np.bool_], rows: Ints, advantages: NDArray[np.float32]) -> MicroBatch:
+    bounds = list(zip(tokens.offsets[rows].tolist(), tokens.offsets[rows + 1].tolist(), strict=True))
+    width = max((end - start for start, end in bounds), default=2)
+    ids = np.zeros((len(rows), width), np.int64)
     mask = np.zeros((len(rows), width), np.bool_)
-    bounds = tokens.offsets.tolist()
-    for row, (start, end) in enumerate(pairwise(bounds)):
+    behavior = [tokens.behavior_logprobs[:0]]
+    for row, (start, end) in enumerate(bounds):
         ids[row, : end - start] = tokens.token_ids[start:end]
         mask[row, : end - start] = actions[start:end]
-    owners = np.repeat(np.arange(len(rows)), mask.sum(1))
+        behavior.append(tokens.behavior_logprobs[start:end][actions[start:end]])
+    counts = [len(x) for x in behavior[1:]]
     return MicroBatch(
         rows=torch.from_numpy(rows),
         token_ids=torch.from_numpy(ids),
         action_mask=torch.from_numpy(mask[:, 1:]),
-        behavior_logprobs=torch.from_numpy(tokens.behavior_logprobs[actions]),
-        advantages=torch.from_numpy(advantages.astype(np.float32)[owners]),
-        owners=torch.from_numpy(owners),
+        behavior_logprobs=torch.from_numpy(np.concatenate(behavior)),
+        advantages=torch.from_numpy(np.repeat(advantages, counts)),
+        owners=torch.from_numpy(np.repeat(np.arange(len(rows)), counts)),
     )
 
 

@@ -5,7 +5,7 @@ uninterrupted one would, with any number of ranks.
 """
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
@@ -98,7 +98,7 @@ class LiveBuffer:
     def discard(self, trajectory_ids: Iterable[str]) -> int:
         """Drop these; returns how many were live."""
         rows = [row for name in trajectory_ids if (row := self._live.pop(name, None)) is not None]
-        self._sweep({row.bucket for row in rows})
+        self._sweep(Counter(row.bucket for row in rows))
         return len(rows)
 
     def prune(self, oldest: int) -> int:
@@ -136,12 +136,15 @@ class LiveBuffer:
             found[min(max(bucket - number, 0), NEAR)].append(rows)
         return {age: heapq.merge(*lists, key=_BY_RANK) for age, lists in sorted(found.items())}
 
-    def _sweep(self, buckets: Iterable[int]) -> None:
-        """Take rows that are no longer live out of `buckets`."""
-        for bucket in buckets:
-            rows = [row for row in self._buckets.pop(bucket) if row.trajectory_id in self._live]
-            if rows:
-                self._buckets[bucket] = rows
+    def _sweep(self, gone: Mapping[int, int]) -> None:
+        """Take rows that are no longer live out of their buckets, of which `gone` has the numbers."""
+        for bucket, count in gone.items():
+            rows, live = self._buckets[bucket], self._live
+            first = next((i for i, row in enumerate(rows) if row.trajectory_id in live), len(rows))
+            # mostly they stood in front, because they have just been chosen
+            self._buckets[bucket] = rows[first:] if first == count else [r for r in rows if r.trajectory_id in live]
+            if not self._buckets[bucket]:
+                del self._buckets[bucket]
 
 
 def gather(rows: Sequence[Live]) -> Chunk:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from schemas.errors import SettingsError
 from schemas.settings import Policy
@@ -87,6 +88,7 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedM
             f"no policy in {folder}; expected a Hugging Face folder. Set policy.path, or make one with "
             "`python -m inference.demonstrate` and `python -m trainers.warm_start`"
         )
+    disable_progress_bar()  # of no use in a log file
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:

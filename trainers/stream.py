@@ -144,7 +144,9 @@ class ExperienceStream:
     def _admit(self, delta_version: int, rows: pa.Table, kept: Mapping[str, tuple[int, float]] | None = None) -> None:
         newest = pc.max(rows["ingested_at"]).as_py()
         self.last_admitted_at = max(filter(None, (self.last_admitted_at, newest)), default=None)
-        scored = rows.filter(pc.and_(pc.is_valid(rows["reward"]), pc.is_valid(rows["group_reward_mean"])))
+        scored = rows
+        if rows["reward"].null_count or rows["group_reward_mean"].null_count:
+            scored = rows.filter(pc.and_(pc.is_valid(rows["reward"]), pc.is_valid(rows["group_reward_mean"])))
         self.dropped["unscored"] += rows.num_rows - scored.num_rows
         self._buffer.add(delta_version, _chunk(scored), kept)
         early = [name for name in self._gone if name in self._buffer]

@@ -127,7 +127,7 @@ def _batches(rows: Tokens, size: int, steps: int) -> Iterator[Tokens]:
     """`steps` batches of `size` rows in order, beginning again at the end."""
     count = len(rows.lengths)
     for step in range(steps):
-        yield rows.take((np.arange(size) + step * size) % count)
+        yield rows.take([(step * size + i) % count for i in range(size)])
 
 
 def _step(scorer: Scorer, rows: Tokens) -> float:

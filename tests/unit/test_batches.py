@@ -46,7 +46,7 @@ def test_tensors_are_shifted_to_predict_the_next_token() -> None:
     rows = table(
         [([5, 6, 7, 8], [False, False, True, True], [0.0, 0.0, -0.5, -0.25]), ([9, 3], [False, True], [0, -2])]
     )
-    (batch,) = micro_batches(rows, np.array([1.0, -1.0]), 1, pad=0)
+    (batch,) = micro_batches(rows, np.array([1.0, -1.0]), 1)
     assert batch.rows.tolist() == [1, 0]  # shortest first
     assert batch.token_ids.tolist() == [[9, 3, 0, 0], [5, 6, 7, 8]]
     assert batch.action_mask.tolist() == [[True, False, False], [False, True, True]]
@@ -149,6 +149,6 @@ def test_sliced_and_chunked_columns_are_read_right() -> None:
     tokens = Tokens.of(pa.concat_tables([whole.slice(0, 4), whole.slice(4, 3)]).slice(2, 5))
     assert tokens.lengths.tolist() == [4, 5, 6, 7, 8]
     assert num_action_tokens(tokens).tolist() == [3, 4, 5, 6, 7]
-    (batch,) = micro_batches(tokens.take(np.array([4, 0])), np.ones(2), 1)
+    (batch,) = micro_batches(tokens.take([4, 0]), np.ones(2), 1)
     assert batch.token_ids.tolist() == [[2, 2, 2, 2, 0, 0, 0, 0], [6] * 8]
     assert batch.behavior_logprobs.tolist() == [-2.0] * 3 + [-6.0] * 7
