@@ -7,7 +7,7 @@ uninterrupted one would, with any number of ranks.
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from operator import attrgetter
 
@@ -31,7 +31,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Live:
-    """A trajectory in the buffer: row `index` of `chunk`. `uses` counts the batches that it was in.
+    """A trajectory in the buffer: row `index` of `chunk`. `rank` orders a bucket, `uses` counts the batches it was in.
 
     Siblings rank by their mean priority and stay together: picking rows by their own would train on the rare outcome of
     a group without its counterweight, and advantages would not sum to zero any more.
@@ -43,14 +43,11 @@ class Live:
     bucket: int
     group_priority: float
     delta_version: int
-    arrival: int
     chunk: Chunk
     index: int
+    num_tokens: int
+    rank: tuple[float, int, str, int]
     uses: int = 0
-    rank: tuple[float, int, str, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rank = (-self.group_priority, self.delta_version, self.group_id, self.arrival)
 
 
 class LiveBuffer:
@@ -85,10 +82,13 @@ class LiveBuffer:
         cells = list(zip(*(chunk.rows.column(n).to_pylist() for n in names), strict=True))
         means = _group_means((group, priority) for _, group, _, _, priority in cells)
         fresh: dict[int, list[Live]] = defaultdict(list)
+        lengths = chunk.tokens.lengths.tolist()
         for index, (name, group, version, bucket, _) in enumerate(cells):
             if name not in self._live:
                 used, mean = (kept or {}).get(name, (0, means[group]))
-                row = Live(name, group, version, bucket, mean, delta_version, self._arrivals, chunk, index, used)
+                rank = (-mean, delta_version, group, self._arrivals)
+                size = lengths[index]
+                row = Live(name, group, version, bucket, mean, delta_version, chunk, index, size, rank, used)
                 self._live[name] = row
                 self._arrivals += 1
                 fresh[bucket].append(row)

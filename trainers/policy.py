@@ -39,7 +39,7 @@ class Scorer(nn.Module):
         `token_ids` [b, t] is right-padded: under the causal mask padding changes nothing. `mask` is bool [b, t-1]:
         position j stands for token j + 1, which the logits of token j predict. Logits are only made where the mask is.
         """
-        targets = token_ids[:, 1:][mask]
+        targets = token_ids[:, 1:][mask].long()
         if self._plain:
             hidden = self.model.get_decoder()(input_ids=token_ids[:, :-1], use_cache=False).last_hidden_state
             logits = cast(nn.Module, self.model.get_output_embeddings())(hidden[mask])

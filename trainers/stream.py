@@ -10,6 +10,7 @@ ranks agree, and the order of trajectories does not depend on how many there are
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -205,6 +206,7 @@ def _batch(chosen: Sequence[Live], delta_version: int, oldest: int) -> Batch:
     stale = [row.trajectory_id for row in chosen if row.min_weight_version < oldest]
     if stale:
         raise LakeError(f"trajectories {stale[:3]} are older than version {oldest}; a batch may not hold them")
+    chosen = sorted(chosen, key=attrgetter("num_tokens"))  # as micro-batches want them
     found = gather(chosen)
     return Batch(
         rows=found.rows,
