@@ -3,17 +3,24 @@
 The producer compresses whole Kafka batches, so bodies stay plain. Headers are counted even where a body cannot be read.
 """
 
+import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
 
 import pyarrow as pa
 
 from schemas.errors import ContractError
 from schemas.ids import shard_of
+from schemas.ipc import refuse_unfolding
 from schemas.names import SCHEMA_VERSION, Header
 from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory, to_batch
 
 MAX_PACK = 16
 """Most trajectories in one message."""
+
+MAX_SCHEMA_BYTES = 64 * 1024
+"""A longer schema, documentation included, is refused."""
 
 _VERSION_KEY = b"lagoon.schema_version"
 
@@ -30,27 +37,74 @@ def encode(batch: pa.RecordBatch) -> bytes:
 def decode(body: bytes) -> pa.RecordBatch:
     """The one record batch in `body`, its layout fully validated, cast to TRAJECTORY_SCHEMA.
 
+    Nothing is allocated that the body does not already hold, but for the bytes by which a cast widens a value: bodies
+    that claim more than they carry (compressed, dictionary-encoded, overlapping) are refused before they are read.
+
     Raises:
         ContractError: not Arrow IPC, not exactly one batch, more than MAX_PACK rows, an unknown schema version,
-            or columns that the schema does not have.
+            columns that the schema does not have, or a layout that could unfold to more than the body.
     """
     try:
-        with pa.ipc.open_stream(body) as reader:
-            version = int((reader.schema.metadata or {}).get(_VERSION_KEY, b"0"))
-            if not 1 <= version <= SCHEMA_VERSION:
-                raise ContractError(f"trajectory schema version {version}; this reader knows 1 to {SCHEMA_VERSION}")
-            batches = list(reader)
-        if len(batches) != 1 or not 1 <= batches[0].num_rows <= MAX_PACK:
-            raise ContractError(
-                f"{len(batches)} batches of {[b.num_rows for b in batches]} rows; expected one of 1 to {MAX_PACK}"
-            )
-        batch = batches[0]
+        schema, message = _messages(body)
+        refuse_unfolding(message.metadata.to_pybytes(), message.body.size)
+        batch = pa.ipc.read_record_batch(message, schema)
+        if not 1 <= batch.num_rows <= MAX_PACK:
+            raise ContractError(f"a batch of {batch.num_rows} rows; expected one of 1 to {MAX_PACK}")
         batch.validate(full=True)
+        if not schema.equals(TRAJECTORY_SCHEMA):
+            _refuse_hollow_lists(batch, len(body))
         return conform(batch)
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError, EOFError) as error:
         if isinstance(error, ContractError):
             raise
         raise ContractError(f"not a trajectory message: {type(error).__name__}: {error}") from error
+
+
+def _messages(body: bytes) -> tuple[pa.Schema, pa.Message]:
+    """The schema and the one record batch, not yet read, of the stream in `body`."""
+    found = list(islice(pa.ipc.MessageReader.open_stream(body), 3))
+    kinds = [message.type for message in found]
+    if kinds != ["schema", "record batch"]:
+        raise ContractError(f"messages {kinds or 'none'}; expected a schema and one record batch")
+    if found[0].metadata.size > MAX_SCHEMA_BYTES:
+        raise ContractError(f"a schema of {found[0].metadata.size} bytes; expected at most {MAX_SCHEMA_BYTES}")
+    return _schema(found[0].metadata.to_pybytes()), found[1]
+
+
+@lru_cache(64)
+def _schema(metadata: bytes) -> pa.Schema:
+    """The schema in the metadata of a schema message; a producer sends the same one each time."""
+    schema = pa.ipc.read_schema(pa.py_buffer(struct.pack("<Ii", 0xFFFFFFFF, len(metadata)) + metadata))
+    version = int((schema.metadata or {}).get(_VERSION_KEY, b"0"))
+    if not 1 <= version <= SCHEMA_VERSION:
+        raise ContractError(f"trajectory schema version {version}; this reader knows 1 to {SCHEMA_VERSION}")
+    if len(set(schema.names)) < len(schema.names):
+        raise ContractError("a column comes twice")
+    unfit = sorted(field.name for field in schema if not _is_plain(field.type))
+    if unfit:
+        raise ContractError(
+            f"columns {unfit} are of types that can stand for more bytes than they take; expected "
+            "numbers, texts, times, lists and structs"
+        )
+    return schema
+
+
+def _is_plain(type_: pa.DataType) -> bool:
+    """Whether each value takes its own bytes: no dictionaries, runs, views, unions or lists of a declared size."""
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return _is_plain(type_.value_type)
+    if pa.types.is_struct(type_):
+        return all(_is_plain(field.type) for field in type_)
+    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_)
+    return is_text or pa.types.is_primitive(type_) or pa.types.is_null(type_)
+
+
+def _refuse_hollow_lists(batch: pa.RecordBatch, num_bytes: int) -> None:
+    """A list of nulls takes no bytes however long it says it is; as a list of numbers it would."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        if is_list and len(column.values) > num_bytes // 4:
+            raise ContractError(f"column {name} lists {len(column.values)} values in a message of {num_bytes} bytes")
 
 
 def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
