@@ -88,9 +88,10 @@ def test_a_kill_leaves_no_task_without_its_row_and_repeats_no_draw(kafka: Kafka,
             "families": [{"name": "add"}],
         }
     )
-    saved, lake, tasks = tmp_path / "settings.json", Lake.of(settings), Tasks(kafka)
+    saved, lake = tmp_path / "settings.json", Lake.of(settings)
     settings.save(saved)
     ensure_topics(kafka, 30)
+    tasks = Tasks(kafka)
     lake.ensure()
     producer = Producer(kafka, "test")
     summary = WeightSummary(version=1, fingerprint="f", num_bytes=1, train_step=1, created_at=NOON)

@@ -84,7 +84,7 @@ def test_missing_topics_are_named_then_created_as_declared(kafka: Kafka) -> None
     admin = _admin(kafka)
     topics = admin.list_topics(timeout=10).topics
     assert {n: len(topics[kafka.topic(n)].partitions) for n in ("tasks", "trajectories", "control", "weights")} == {
-        "tasks": 4,
+        "tasks": 1,
         "trajectories": 4,
         "control": 1,
         "weights": 1,
@@ -115,9 +115,9 @@ def test_two_processes_may_create_the_topics_at_once(kafka: Kafka) -> None:
 def test_another_partition_count_is_named_with_its_mend(kafka: Kafka) -> None:
     ensure_topics(kafka)
     other = kafka.model_copy(update={"partitions": 8})
-    with pytest.raises(BrokerError, match=r"tasks has 4 partitions, expected 8; set kafka\.partitions = 4") as raised:
+    with pytest.raises(BrokerError, match=r"trajectories has 4 partitions, expected 8; set kafka\.partitions = 4") as raised:
         ensure_topics(other)
-    assert str(raised.value).count("\n- ") == 2  # tasks and trajectories
+    assert str(raised.value).count("\n- ") == 1
 
 
 def test_a_control_topic_with_two_partitions_is_refused(kafka: Kafka) -> None:
