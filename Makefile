@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 UV = $(or $(shell command -v uv),build/uv/bin/uv)
 ARGS ?=
 
-.PHONY: help setup lock demo up down test check arch bench docs clean
+.PHONY: help setup lock demo up down test check arch bench fuzz docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -54,6 +54,9 @@ arch: .venv/synced  ## the rules of who may import whom
 bench: setup  ## the figures that the README quotes
 	@for b in $(filter-out __init__,$(basename $(notdir $(wildcard tests/benchmarks/*.py)))); do \
 	  echo "== $$b"; OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.$$b || exit 1; done
+
+fuzz: setup  ## 10,000 hostile messages through a real broker and the curate flow (ARGS="--count 2000 --seed 7")
+	$(BIN)/python -m tests.fuzz.messages $(ARGS)
 
 docs: .venv/synced  ## generate docs/reference.md from schemas/
 	$(BIN)/python -m schemas.reference > docs/reference.md

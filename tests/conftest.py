@@ -4,6 +4,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,13 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of an Apache Kafka broker that lives as long as the test session."""
-    folder = tmp_path_factory.mktemp("kafka")
+    with running_broker(tmp_path_factory.mktemp("kafka")) as address:
+        yield address
+
+
+@contextmanager
+def running_broker(folder: Path) -> Iterator[str]:
+    """Address of a broker whose data lie in `folder`; it is dead at the end."""
     local = LocalKafka(ROOT / ".lagoon" / "kafka", folder / "data", free_port(), free_port())
     with open(folder / "kafka.log", "wb") as log:
         process = subprocess.Popen(local.prepare(), stdout=log, stderr=log)
