@@ -81,7 +81,7 @@ class Curate(StatefulBatchLogic[Chunk, Rows | BufferReport, bytes]):
 def build(
     source: Source[Any],
     sink: Callable[[str], DeltaSink],
-    reports: KafkaSink,
+    reports: KafkaSink | None,
     reader: PayloadReader,
     settings: Settings,
 ) -> Dataflow:
@@ -100,8 +100,9 @@ def build(
     for table in TABLES:
         rows = op.filter_map_value(f"select_{table}", decided, partial(of_table, table))  # (shard key, RecordBatch)
         lake_output(f"write_{table}", rows, items, sink(table))
-    told = op.filter_map_value("select_reports", decided, report_in)  # (shard key, BufferReport)
-    kafka_output("report", told, reports)
+    if reports:
+        told = op.filter_map_value("select_reports", decided, report_in)  # (shard key, BufferReport)
+        kafka_output("report", told, reports)
     return flow
 
 

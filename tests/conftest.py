@@ -3,7 +3,7 @@
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextmanager
-def running_broker(folder: Path) -> Iterator[str]:
+def running_broker(folder: Path) -> Generator[str]:
     """Address of a broker whose data lie in `folder`; it is dead at the end."""
     local = LocalKafka(ROOT / ".lagoon" / "kafka", folder / "data", free_port(), free_port())
     with open(folder / "kafka.log", "wb") as log:
