@@ -8,10 +8,10 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 UV = $(or $(shell command -v uv),build/uv/bin/uv)
 ARGS ?=
 
-.PHONY: help setup lock demo up down test check arch bench fuzz docs clean
+.PHONY: help setup lock demo up down test test-secure check arch bench fuzz docs clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 setup: .venv/synced  ## install everything into .venv, and Kafka's jars into .lagoon; quick when done before
 	@$(BIN)/python -m infra.stack.java .lagoon/kafka
@@ -40,6 +40,10 @@ down:  ## stop what `make up` started
 
 test: setup  ## all tests: unit, flows, real Kafka, real processes
 	$(BIN)/python -m pytest $(ARGS)
+
+test-secure: setup  ## of these, TLS, passwords and access control on Kafka; lake and weights on S3
+	$(BIN)/python -m pytest tests/unit/test_access.py tests/integration/test_secure_kafka.py \
+	  tests/integration/test_weights_s3.py $(ARGS)
 
 check: .venv/synced  ## format, lint, types, architecture, unit tests: what CI runs, in the same order
 	$(BIN)/ruff format --check .

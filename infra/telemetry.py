@@ -23,13 +23,14 @@ from prometheus_client.exposition import choose_encoder
 
 from infra.logs import configure, logger
 from schemas.errors import LagoonError, SettingsError
-from schemas.settings import Settings, current, load
+from schemas.settings import Settings, current, is_secret, load
 
 __all__ = ["Stop", "Telemetry", "instance_name", "logger", "main"]
 
 HEALTHY = Gauge("lagoon_healthy", "1 while the service is healthy", ["service", "instance"])
 
 INSTANCE_ENVIRONMENT = "LAGOON_INSTANCE"
+_STORES = ("AWS_", "AZURE_", "GOOGLE_")
 _LAUNCHER_ARGUMENTS = ("--local_rank=", "--local-rank=")  # the deepspeed launcher adds one to every rank
 
 
@@ -179,9 +180,8 @@ def _settings(service: str, argv: Sequence[str]) -> Settings:
 
 
 def _secrets(settings: Settings) -> list[str]:
-    """Texts that no log line may show: values from the environment, and keys to object stores."""
-    options = settings.lake.storage_options | settings.weights.storage_options
-    hidden = [v for k, v in options.items() if re.search("secret|key|token|password", k, re.IGNORECASE)]
+    """Texts that no log line may show: values from the environment for Kafka, and those for object stores."""
+    hidden = [v for k, v in os.environ.items() if k.startswith(_STORES) and is_secret(k)]
     return hidden + [os.environ.get(variable, "") for variable in settings.kafka.secrets.values()]
 
 

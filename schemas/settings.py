@@ -6,12 +6,13 @@ environment (see `Kafka.secrets`), never from a file. The resolved settings are 
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from schemas.errors import SettingsError
 
@@ -21,6 +22,28 @@ Seconds = Annotated[float, Field(gt=0)]
 
 ENVIRONMENT_FILE = "LAGOON_SETTINGS"
 """Environment variable that names the settings file of a run."""
+
+
+_SECRET = re.compile(
+    r"secret|password|token$|(storage|account|master|private|encryption)_key|sas_key|\.key\.pem$", re.I
+)
+
+
+def is_secret(key: str) -> bool:
+    """Whether what stands under `key`, a setting of librdkafka or an object store, is for no file and no log."""
+    return _SECRET.search(key) is not None
+
+
+def _without_secrets(options: dict[str, str]) -> dict[str, str]:
+    secret = sorted(filter(is_secret, options))
+    if secret:
+        names = ", ".join(key.upper() for key in secret)
+        raise ValueError(f"{secret} are secrets, which are saved in no file; remove them and set ${names}")
+    return options
+
+
+StorageOptions = Annotated[dict[str, str], AfterValidator(_without_secrets)]
+"""Options of an object store, as delta-rs takes them; secrets are read from the environment."""
 
 
 class Section(BaseModel):
@@ -73,6 +96,11 @@ class Kafka(Section):
         taken = sorted(owned & set(self.client))
         if taken:
             raise ValueError(f"kafka.client sets {taken}, which Lagoon owns; remove them")
+        secret = sorted(filter(is_secret, self.client))
+        if secret:
+            raise ValueError(
+                f"kafka.client sets {secret}, which are secrets: name an environment variable for each in kafka.secrets"
+            )
         return self
 
 
@@ -80,7 +108,7 @@ class Lake(Section):
     """The Delta lake. Without `uri` it lies in the run's folder."""
 
     uri: str = ""
-    storage_options: dict[str, str] = {}
+    storage_options: StorageOptions = {}
     sink_partitions: int = Field(default=2, ge=1, le=64)
 
 
@@ -88,7 +116,7 @@ class Weights(Section):
     """The weight store. Without `uri` it lies in the run's folder."""
 
     uri: str = ""
-    storage_options: dict[str, str] = {}
+    storage_options: StorageOptions = {}
     poll_s: Seconds = 0.25
     timeout_s: Seconds = 60
     """No readable manifest for this long: dispatch stops and health turns red."""

@@ -2,8 +2,10 @@
 
 import logging
 import os
+import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
@@ -16,6 +18,7 @@ C = TypeVar("C")
 log = logging.getLogger("lagoon.kafka")
 
 _QUIET_S = 30
+_REFUSED_S = 2 * _QUIET_S  # librdkafka repeats itself after 30 s
 
 _UNREACHABLE = frozenset(
     {
@@ -29,7 +32,15 @@ _UNREACHABLE = frozenset(
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
-_UNKNOWN_TOPIC = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART})
+_FORBIDDEN = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+UNKNOWN_TOPIC = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART})
 
 
 def client_settings(kafka: Kafka, client_id: str) -> dict[str, Any]:
@@ -40,8 +51,9 @@ def client_settings(kafka: Kafka, client_id: str) -> dict[str, Any]:
     """
     if not kafka.brokers:
         raise SettingsError("kafka.brokers is empty; run `lagoon up` for a local broker, or set its address")
-    defaults = {"reconnect.backoff.max.ms": 2000, "socket.keepalive.enable": True, "logger": log}
-    owned = {"bootstrap.servers": kafka.brokers, "client.id": client_id}
+    defaults = {"reconnect.backoff.max.ms": 2000, "socket.keepalive.enable": True}
+    callbacks = {"logger": log, "error_cb": partial(_note, kafka)}
+    owned = {"bootstrap.servers": kafka.brokers, "client.id": client_id, **callbacks}
     return defaults | kafka.client | _secrets(kafka) | owned
 
 
@@ -75,16 +87,64 @@ def create(factory: Callable[[dict[str, Any]], C], kafka: Kafka, settings: dict[
     raise SettingsError(f"librdkafka refuses the settings in kafka.client or kafka.secrets: {text}")
 
 
-def broker_error(kafka: Kafka, action: str, error: KafkaError | KafkaException) -> BrokerError:
-    """What went wrong in `action`, where, and what to do."""
+class Client(Protocol):
+    """Any librdkafka client: what it has to say comes out of `poll`."""
+
+    def poll(self, timeout: float, /) -> Any:
+        """Serve callbacks."""
+        ...
+
+
+def broker_error(
+    kafka: Kafka, action: str, error: KafkaError | KafkaException, client: Client | None = None
+) -> BrokerError:
+    """What went wrong in `action`, where, and what to do. Give the `client` where its callbacks wait to be served."""
     fault = error.args[0] if isinstance(error, KafkaException) else error
+    if client is not None:
+        client.poll(0)
     if fault.code() in _UNREACHABLE:
-        return BrokerError(
-            f"{action}: no answer from Kafka at {kafka.brokers} ({fault.str()}); "
-            "start it with `lagoon up`, or correct kafka.brokers"
-        )
-    mend = "; `lagoon up` creates the topics, `lagoon doctor` compares them" if fault.code() in _UNKNOWN_TOPIC else ""
+        return unanswered(kafka, action, fault.str())
+    mend = ""
+    if fault.code() in UNKNOWN_TOPIC:
+        mend = "; `lagoon up` creates the topics, `lagoon doctor` compares them"
+    if fault.code() in _FORBIDDEN:
+        mend = "; this client's principal lacks a right: docs/security.md lists what each role needs"
     return BrokerError(f"{action}: Kafka at {kafka.brokers} answers {fault.name()}: {fault.str()}{mend}")
+
+
+def unanswered(kafka: Kafka, action: str, detail: str) -> BrokerError:
+    """No answer to `action`: the broker is away, or it did not let this client in."""
+    at, refusal = _refusals.get(kafka.model_dump_json(), (0.0, None))
+    if refusal is not None and time.monotonic() - at < _REFUSED_S:
+        mend = _mend(kafka, refusal)
+        return BrokerError(f"{action}: Kafka at {kafka.brokers} and this client do not agree ({refusal.str()}); {mend}")
+    protocol = kafka.client.get("security.protocol", "not set: plaintext")
+    return BrokerError(
+        f"{action}: no answer from Kafka at {kafka.brokers} ({detail}); start it with `lagoon up`, or correct "
+        f"kafka.brokers, or security.protocol in kafka.client ({protocol})"
+    )
+
+
+_refusals: dict[str, tuple[float, KafkaError]] = {}
+"""The settings of a client -> when and why it was not let in last; librdkafka itself only says that nobody answers."""
+
+
+def _note(kafka: Kafka, error: KafkaError) -> None:
+    if error.code() in {KafkaError._AUTHENTICATION, KafkaError._SSL}:
+        _refusals[kafka.model_dump_json()] = time.monotonic(), error
+
+
+def _mend(kafka: Kafka, refusal: KafkaError) -> str:
+    if refusal.code() == KafkaError._AUTHENTICATION:
+        mechanism, name = kafka.client.get("sasl.mechanism", "not set"), kafka.client.get("sasl.username", "not set")
+        variable = kafka.secrets.get("sasl.password")
+        password = f"the password in ${variable}" if variable else "sasl.password in kafka.secrets, which is not set"
+        return f"sasl.mechanism is {mechanism}, sasl.username is {name}: check these in kafka.client, and {password}"
+    authority = kafka.client.get("ssl.ca.location", "not set: the system's authorities")
+    return (
+        f"check kafka.client: ssl.ca.location ({authority}) has to name the authority that signed the broker's "
+        "certificate, and the certificate the host in kafka.brokers"
+    )
 
 
 class _Once(logging.Filter):

@@ -1,12 +1,13 @@
 """Follow a small single-partition topic, decoded: control, weights, buffer."""
 
 import time
+from contextlib import suppress
 from typing import Generic
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 from prometheus_client import Counter
 
-from infra.kafka.client import broker_error, consumer, log
+from infra.kafka.client import UNKNOWN_TOPIC, broker_error, consumer, log
 from schemas.errors import BrokerError, ContractError
 from schemas.messages import M, decode
 from schemas.settings import Kafka
@@ -59,8 +60,17 @@ class Follower(Generic[M]):
             partition = TopicPartition(self._topic, 0)
             return self._consumer.get_watermark_offsets(partition, timeout=self._kafka.timeout_s)
         except KafkaException as error:
+            fault = broker_error(self._kafka, f"following {self._topic}", self._said(error), self._consumer)
             self._consumer.close()
-            raise broker_error(self._kafka, f"following {self._topic}", error) from error
+            raise fault from error
+
+    def _said(self, error: KafkaException) -> KafkaError | KafkaException:
+        """What the broker says of the topic, where the client only says that it does not know it."""
+        if error.args[0].code() in UNKNOWN_TOPIC:
+            with suppress(KafkaException):
+                topics = self._consumer.list_topics(self._topic, timeout=self._kafka.timeout_s).topics
+                return topics[self._topic].error or error
+        return error
 
     def _read(self, timeout_s: float) -> list[M]:
         found = []

@@ -9,7 +9,7 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 from prometheus_client import Counter
 
-from infra.kafka.client import broker_error, client_settings, create, log
+from infra.kafka.client import broker_error, client_settings, create, log, unanswered
 from schemas.errors import BrokerError
 from schemas.settings import Kafka
 
@@ -55,7 +55,7 @@ class Producer:
         }
         if partition is not None:
             message["partition"] = partition
-        self._client.poll(0)
+        self._serve(self._client.poll, 0)
         try:
             self._enqueue(message)
         except KafkaException as error:
@@ -65,9 +65,9 @@ class Producer:
         """Serve delivery callbacks.
 
         Raises:
-            BrokerError: the first delivery error that no callback took.
+            BrokerError: the first delivery error that no callback took, or the broker takes nothing from this client.
         """
-        self._client.poll(0)
+        self._serve(self._client.poll, 0)
         self._surface()
 
     def flush(self, timeout_s: float) -> None:
@@ -76,13 +76,10 @@ class Producer:
         Raises:
             BrokerError: something is still undelivered after `timeout_s`, or failed with no callback to take it.
         """
-        undelivered = self._client.flush(timeout_s)
+        undelivered = self._serve(self._client.flush, timeout_s)
         self._surface()
         if undelivered:
-            raise BrokerError(
-                f"{undelivered} messages undelivered after {timeout_s:g} s; no answer from Kafka at "
-                f"{self._kafka.brokers}; start it with `lagoon up`, or correct kafka.brokers"
-            )
+            raise unanswered(self._kafka, f"{undelivered} messages undelivered after {timeout_s:g} s", "timed out")
 
     def close(self) -> None:
         """Flush for up to `kafka.timeout_s`, then give up what is left: its callbacks get an error.
@@ -90,10 +87,18 @@ class Producer:
         Raises:
             BrokerError: a message without a callback was not delivered.
         """
-        self._client.flush(self._kafka.timeout_s)
-        self._client.purge()
-        self._client.flush(1)  # serves the callbacks of what was purged
+        try:
+            self._serve(self._client.flush, self._kafka.timeout_s)
+        finally:
+            self._client.purge()
+            self._serve(self._client.flush, 1)  # serves the callbacks of what was purged
         self._surface()
+
+    def _serve(self, call: Callable[[float], int], timeout_s: float) -> int:
+        try:
+            return call(timeout_s)
+        except KafkaException as error:  # one that this client cannot recover from
+            raise broker_error(self._kafka, "sending", error) from error
 
     def _enqueue(self, message: dict[str, Any]) -> None:
         deadline = time.monotonic() + self._kafka.timeout_s

@@ -49,7 +49,7 @@ def _metadata(kafka: Kafka, admin: AdminClient, timeout_s: float) -> Mapping[str
     try:
         return admin.list_topics(timeout=timeout_s).topics
     except KafkaException as error:
-        raise broker_error(kafka, "listing topics", error) from error
+        raise broker_error(kafka, "listing topics", error, admin) from error
 
 
 def _missing(kafka: Kafka, topics: Mapping[str, TopicMetadata]) -> list[Topic]:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from infra.kafka import client_settings
+from infra.kafka.client import broker_error, client_settings
 from infra.stack import programs
 from infra.stack.supervise import State
 from schemas.settings import Kafka, Settings
@@ -62,11 +62,11 @@ def check(settings: Settings, state: State) -> Health:
 
 def kafka(settings: Kafka) -> Health:
     """Whether the broker answers."""
+    admin = AdminClient(client_settings(settings, "lagoon-health") | {"log_level": 0})
     try:
-        admin = AdminClient(client_settings(settings, "lagoon-health") | {"log_level": 0})
         return Health(bool(admin.list_topics(timeout=5).brokers), "", settings.brokers)
     except KafkaException as error:
-        return Health(False, f"no answer: {error.args[0].str()}", settings.brokers)
+        return Health(False, str(broker_error(settings, "listing brokers", error, admin)), settings.brokers)
 
 
 def mlflow(uri: str) -> Health:

@@ -40,12 +40,17 @@ log.index.size.max.bytes=1048576
 
 @dataclass(frozen=True, slots=True)
 class LocalKafka:
-    """One broker: where its jars and its data lie, and its ports."""
+    """One broker: where its jars and its data lie, and its ports.
+
+    `extra` are further lines of `server.properties`, which win; `format_options` go to `StorageTool format`.
+    """
 
     jars: Path
     data: Path
     port: int
     controller_port: int
+    extra: str = ""
+    format_options: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
@@ -55,9 +60,8 @@ class LocalKafka:
     @property
     def properties(self) -> str:
         """The text of `server.properties`."""
-        return _PROPERTIES.format(
-            host=ports.HOST, port=self.port, controller_port=self.controller_port, data=self.data.absolute()
-        )
+        places = {"port": self.port, "controller_port": self.controller_port, "data": self.data.absolute()}
+        return _PROPERTIES.format(host=ports.HOST, **places) + self.extra
 
     def prepare(self) -> list[str]:
         """Fetch what is missing, format the data folder once, and return the command that runs the broker.
@@ -74,7 +78,7 @@ class LocalKafka:
         if not (self.data / "meta.properties").exists():
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
             storage = [*run, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(config)]
-            java.call(storage, "format Kafka's folder")
+            java.call([*storage, *self.format_options], "format Kafka's folder")
         return [*run, "kafka.Kafka", str(config)]
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -16,6 +17,10 @@ import pytest
 from deltalake import DeltaTable
 from safetensors.numpy import save_file
 
+from flows.connectors.delta_sink import DeltaSink
+from flows.connectors.items import Tick
+from infra import sql
+from infra.cli import doctor
 from infra.lake import Lake
 from infra.stack.ports import free_port
 from infra.tables import prepare
@@ -23,19 +28,34 @@ from infra.tail import Tail
 from infra.weights import WeightStore, describe, exclusive_create_works, fingerprint_file
 from schemas.errors import LakeError, WeightStoreError
 from schemas.messages import Manifest
+from schemas.settings import Settings
 from schemas.tables import TABLES
 from tests.rows import row
 
 BUCKET = "lagoon"
+WRITERS = 8
 
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    # a process of its own: delta-rs holds the interpreter lock during some requests
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with (tmp_path_factory.mktemp("moto") / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
+    with serving(["moto.server", "-H", "127.0.0.1", "-p", str(port)], port, tmp_path_factory.mktemp("moto")) as found:
+        yield found
+
+
+@pytest.fixture
+def careless(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A store that takes every create, also of what is there."""
+    port = free_port()
+    with serving(["tests.careless_s3", str(port)], port, tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def serving(module: list[str], port: int, folder: Path) -> Iterator[dict[str, str]]:
+    # a process of its own: delta-rs holds the interpreter lock during some requests
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen([sys.executable, "-m", *module], stdout=log, stderr=log)
     options = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
         "AWS_REGION": "us-east-1",
@@ -85,7 +105,7 @@ def test_a_version_is_published_listed_and_fetched(options: dict[str, str], tmp_
 
 
 def test_of_two_writers_of_one_version_exactly_one_wins(options: dict[str, str], tmp_path: Path):
-    models = [model(tmp_path / str(n), float(n)) for n in range(4)]
+    models = [model(tmp_path / str(n), float(n)) for n in range(WRITERS)]
     barrier = threading.Barrier(len(models))
 
     def publish(number: int) -> bool:
@@ -96,7 +116,9 @@ def test_of_two_writers_of_one_version_exactly_one_wins(options: dict[str, str],
             return False
 
     with ThreadPoolExecutor(len(models)) as pool:
-        assert sorted(pool.map(publish, range(len(models)))) == [False, False, False, True]
+        wins = list(pool.map(publish, range(WRITERS)))
+    assert sum(wins) == 1
+    assert WeightStore(f"s3://{BUCKET}/weights-b", options).manifest(1) == models[wins.index(True)][1]
 
 
 def test_exclusive_creates_are_seen_to_work(options: dict[str, str]):
@@ -132,15 +154,72 @@ def test_a_staged_object_that_is_gone_is_refused(options: dict[str, str]):
         lake.commit("groups", adds, "a", 1)
 
 
-def test_concurrent_appends_lose_no_row(options: dict[str, str]):
-    uri = f"s3://{BUCKET}/lake-c"
+def test_of_eight_writers_that_stage_and_commit_each_commit_counts_once(options: dict[str, str]):
+    uri, sequences = f"s3://{BUCKET}/lake-c", (1, 2)
     prepare(TABLES["groups"], f"{uri}/groups", options)
 
-    def append(number: int) -> None:
+    def write(number: int) -> list[int | None]:
         lake = Lake(uri, options)
-        for sequence in range(1, 4):
-            lake.append("groups", [row("groups", group_id=f"g{number}-{sequence}")], f"w{number}", sequence)
+        versions: list[int | None] = []
+        for sequence in sequences:
+            rows = pa.Table.from_pylist([row("groups", group_id=f"g{number}-{sequence}")], TABLES["groups"].schema)
+            adds = lake.stage("groups", rows)
+            versions += [lake.commit("groups", adds, f"w{number}", sequence) for _ in range(2)]  # the reply was lost
+        return versions
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(append, range(4)))
-    assert DeltaTable(f"{uri}/groups", storage_options=options).count() == 12
+    with ThreadPoolExecutor(WRITERS) as pool:
+        written = list(pool.map(write, range(WRITERS)))
+    assert all(versions[1::2] == [None, None] for versions in written)
+    assert sorted(v for versions in written for v in versions if v is not None) == list(range(1, 17))
+    lake, expected = Lake(uri, options), {f"g{n}-{s}" for n in range(WRITERS) for s in sequences}
+    tailed = Tail(lake, "groups").poll()
+    assert [version for version, _ in tailed] == list(range(1, 17))
+    assert sorted(g for _, rows in tailed for g in rows["group_id"].to_pylist()) == sorted(expected)
+    assert lake.app_ids("groups", "w") == [f"w{n}" for n in range(WRITERS)]
+    query = "select count(*), count(distinct group_id) from groups"
+    assert sql.connect(lake).execute(query).fetchone() == (16, 16)
+
+
+def test_a_sink_restored_from_its_state_finishes_its_commit_once(options: dict[str, str]):
+    lake = Lake(f"s3://{BUCKET}/lake-d", options)
+    prepare(TABLES["groups"], lake.table_uri("groups"), options)
+    sink = DeltaSink(lake, "groups", "flow", 1)
+    part = sink.build_part("flow.write", "p000", None)
+    rows = pa.RecordBatch.from_pylist([row("groups", group_id="g1")], TABLES["groups"].schema)
+    part.write_batch([Tick(), rows])
+    state = part.snapshot()
+    assert lake.version("groups") == 0
+    part.write_batch([Tick()])
+    assert lake.version("groups") == 1
+    sink.build_part("flow.write", "p000", state)
+    assert lake.version("groups") == 1
+    assert DeltaTable(lake.table_uri("groups"), storage_options=options).count() == 1
+
+
+@pytest.fixture
+def keys_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+
+def stored(options: dict[str, str]) -> Settings:
+    """Settings with lake and weights in the store; its keys come from the environment."""
+    public = {key: value for key, value in options.items() if "KEY" not in key}
+    section = {"uri": f"s3://{BUCKET}/run", "storage_options": public}
+    return Settings.model_validate({"lake": section, "weights": section})
+
+
+@pytest.mark.usefixtures("keys_from_environment")
+def test_the_doctor_accepts_a_store_with_conditional_creates(options: dict[str, str]):
+    settings = stored(options)
+    Lake.of(settings).ensure()
+    for check in (doctor.lake, doctor.weight_store):
+        assert doctor.examine(check, settings).mend == ""
+
+
+@pytest.mark.usefixtures("keys_from_environment")
+def test_the_doctor_refuses_a_store_that_ignores_conditional_creates(careless: dict[str, str]):
+    settings = stored(careless)
+    Lake.of(settings).ensure()
+    for check in (doctor.lake, doctor.weight_store):
+        assert "conditional creates" in doctor.examine(check, settings).mend
