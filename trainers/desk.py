@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infra.failpoints import hit
-from infra.kafka import Producer
+from infra.kafka import Follower, Producer
 from infra.lake import Lake
 from infra.telemetry import Stop, Telemetry, logger
 from infra.tracking import Tracking
 from infra.weights import WeightStore
-from schemas.messages import Probe
+from schemas.messages import Directive, Probe
 from schemas.settings import Settings
+from schemas.topics import CONTROL
 from trainers.batches import Tokens, num_action_tokens, row_advantages
 from trainers.checkpoint import Checkpoint, Checkpoints, Incarnation, State
 from trainers.credit import Floats
@@ -53,7 +54,8 @@ class Desk:
         self._lake = Lake.of(settings)
         self._lake.ensure()
         self._producer = Producer(settings.kafka, telemetry.instance)
-        self._directives = Directives(settings.kafka, telemetry.instance)
+        self._control = Follower(settings.kafka, CONTROL.name, Directive, telemetry.instance)
+        self._directives = Directives(self._control)
         self._reports = Reports(settings, telemetry, self._producer, ranks)
         self._stream = ExperienceStream(self._lake, settings, found.cursor if found else None)
         state = found.state if found else State()
@@ -133,7 +135,7 @@ class Desk:
         """Send what is queued, and leave."""
         self._reports.usage.tick(force=True)
         self._tracking.close()
-        self._directives.close()
+        self._control.close()
         self._producer.close()
 
     def _draw(self) -> Batch | None:

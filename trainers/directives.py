@@ -1,12 +1,11 @@
 """Directives from the `control` topic, as far as the learner obeys them."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from infra.kafka import Follower
+from infra.telemetry import logger
+from schemas.errors import BrokerError
 from schemas.messages import Directive
-from schemas.settings import Kafka
-from schemas.topics import CONTROL
 
 _FIELDS = {
     "pause": "paused",
@@ -37,19 +36,28 @@ def obey(orders: Orders, directive: Directive) -> Orders:
     return replace(orders, **changes, directive_id=directive.directive_id) if changes else orders
 
 
-class Directives:
-    """Follows `control`, from the beginning, so that a restarted learner obeys what was ordered before."""
+class Source(Protocol):
+    """The one method of `infra.kafka.Follower` that directives need."""
 
-    def __init__(self, kafka: Kafka, client_id: str):
-        self._follower = Follower(kafka, CONTROL.name, Directive, client_id)
+    def poll(self) -> list[Directive]: ...
+
+
+class Directives:
+    """Keeps the orders in force. While Kafka is away they stand as they are: training does not need it."""
+
+    def __init__(self, source: Source):
+        self._source = source
+        self._failure = ""
         self.orders = Orders()
 
     def poll(self) -> Orders:
         """The orders in force now."""
-        for directive in self._follower.poll():
-            self.orders = obey(self.orders, directive)
+        try:
+            for directive in self._source.poll():
+                self.orders = obey(self.orders, directive)
+            self._failure = ""
+        except BrokerError as error:
+            if str(error) != self._failure:
+                logger("learner").warning("directives are out of reach, orders stand", error=str(error))
+            self._failure = str(error)
         return self.orders
-
-    def close(self) -> None:
-        """Leave the broker."""
-        self._follower.close()

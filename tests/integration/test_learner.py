@@ -41,7 +41,7 @@ def prepare(tmp_path: Path, kafka: Kafka, steps: int) -> Settings:
         "policy.path": str(policy),
         "loop.batch_size": BATCH,
         "loop.group_size": 2,
-        "loop.max_staleness": 1000,
+        "loop.max_staleness": 15,
         "learner.num_train_steps": steps,
         "learner.learning_rate": 3e-3,
         "learner.sync_interval_start": 3,

@@ -2,8 +2,9 @@
 
 from datetime import UTC, datetime, timedelta
 
+from schemas.errors import BrokerError
 from schemas.messages import Directive
-from trainers.directives import Orders, obey
+from trainers.directives import Directives, Orders, obey
 from trainers.watchdog import Watchdog, explain
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -27,6 +28,20 @@ def test_directives_for_others_and_the_clock_change_nothing() -> None:
     assert obey(orders, directive("c", "clock")) == orders
     assert obey(orders, directive("d", "learner", family_weights={"add": 1.0})) == orders
     assert obey(orders, directive("e", "all", min_weight_version=3)).min_weight_version == 3
+
+
+def test_orders_stand_while_kafka_is_away() -> None:
+    class Control:
+        answers: list[list[Directive] | BrokerError] = [[directive("a", pause=True)], BrokerError("away"), []]  # noqa: RUF012
+
+        def poll(self) -> list[Directive]:
+            answer = self.answers.pop(0)
+            if isinstance(answer, BrokerError):
+                raise answer
+            return answer
+
+    directives = Directives(Control())
+    assert [directives.poll().directive_id for _ in range(3)] == ["a", "a", "a"]
 
 
 def test_the_watchdog_speaks_at_its_limit_and_again_each_further_limit() -> None:
