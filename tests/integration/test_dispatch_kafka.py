@@ -76,15 +76,16 @@ def dispatches(lake: Lake) -> list[dict[str, Any]]:
     return table.to_pyarrow_dataset().to_table().to_pylist()
 
 
-def test_a_kill_leaves_no_task_without_its_row_and_repeats_no_draw(kafka: Kafka, tmp_path: Path) -> None:
+def prepare(kafka: Kafka, tmp_path: Path, **dispatch: float) -> tuple[Path, Lake, Tasks, Producer]:
+    """Settings file, lake, tasks and producer of a run whose first weight version is published."""
     settings = Settings.model_validate(
         {
             "run": {"name": "test", "data_dir": str(tmp_path)},
             "kafka": kafka.model_dump(),
             "loop": {"group_size": 4, "batch_size": 8},
             "learner": {"sync_interval_start": 1},
-            "dispatch": {"updates_ahead": 2, "lease_s": 600, "tick_s": 0.1},
-            "curate": {"epoch_s": 0.2},
+            "dispatch": {"updates_ahead": 2, "tick_s": 0.1, **dispatch},
+            "curate": {"epoch_s": 0.2, "group_timeout_s": 0.5},
             "families": [{"name": "add"}],
         }
     )
@@ -97,6 +98,11 @@ def test_a_kill_leaves_no_task_without_its_row_and_repeats_no_draw(kafka: Kafka,
     summary = WeightSummary(version=1, fingerprint="f", num_bytes=1, train_step=1, created_at=NOON)
     producer.send(WEIGHTS.name, "1", summary.to_bytes())
     producer.flush(20)
+    return saved, lake, tasks, producer
+
+
+def test_a_kill_leaves_no_task_without_its_row_and_repeats_no_draw(kafka: Kafka, tmp_path: Path) -> None:
+    saved, lake, tasks, producer = prepare(kafka, tmp_path, lease_s=600)
     for round_ in range(1, 4):
         with dispatching(saved) as process:
             wait(lambda n=round_: len({t.group_id for t in tasks.read()}) >= 4 * n, "tasks")
@@ -113,3 +119,21 @@ def test_a_kill_leaves_no_task_without_its_row_and_repeats_no_draw(kafka: Kafka,
     assert len(opened) == len(set(opened))
     assert sent <= set(opened)
     assert sorted({t.draw for t in tasks.tasks}) == list(range(len(sent)))
+
+
+def test_a_task_that_nobody_rolls_out_is_issued_again_and_then_abandoned_with_its_reason(
+    kafka: Kafka, tmp_path: Path
+) -> None:
+    saved, lake, tasks, _ = prepare(kafka, tmp_path, lease_s=1, max_attempts=2)
+    with dispatching(saved):
+        wait(lambda: any(row["event"] == "abandoned" for row in dispatches(lake)), "abandoned task")
+        tasks.read()
+    lost = next(row for row in dispatches(lake) if row["event"] == "abandoned")
+    story = [row for row in dispatches(lake) if row["group_id"] == lost["group_id"]]
+    assert [(row["event"], row["attempt"]) for row in sorted(story, key=lambda row: row["at"])] == [
+        ("opened", 1),
+        ("reissued", 2),
+        ("abandoned", 2),
+    ]
+    assert lost["reason"]
+    assert [t.attempt for t in tasks.tasks if t.group_id == lost["group_id"]] == [1, 2]
