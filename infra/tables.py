@@ -14,8 +14,17 @@ STATISTICS_PROPERTY = "delta.dataSkippingStatsColumns"
 """Names the columns whose statistics every writer must give; readers then expect no others."""
 
 
+LOG_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
+"""Commits are removed behind every reader by `infra.maintenance.logs` alone.
+
+delta-rs removes old ones after each compaction and vacuum, whatever their `PostCommitHookProperties` say.
+"""
+
+
 def prepare(table: Table, uri: str, options: Mapping[str, str]) -> None:
-    """Create `table` at `uri`, or add the columns that it lacks there. One try: a concurrent change raises DeltaError.
+    """Create `table` at `uri`, or add the columns and properties that it lacks there.
+
+    One try: a concurrent change raises DeltaError.
 
     Raises:
         LakeError: newer code wrote it (unknown columns, other types or partitioning, a higher protocol).
@@ -26,6 +35,8 @@ def prepare(table: Table, uri: str, options: Mapping[str, str]) -> None:
     _refuse_newer(table, handle)
     if missing := _missing(table, handle):
         handle.alter.add_columns(missing)
+    if not LOG_PROPERTIES.items() <= handle.metadata().configuration.items():
+        handle.alter.set_table_properties(LOG_PROPERTIES)
 
 
 def promised_statistics(handle: DeltaTable) -> list[str] | None:
@@ -44,7 +55,7 @@ def _create(table: Table, uri: str, options: Mapping[str, str]) -> None:
         configuration={
             STATISTICS_PROPERTY: ",".join(statistics_columns(table)),
             "delta.checkpointInterval": "100",
-            "delta.logRetentionDuration": "interval 30 days",
+            **LOG_PROPERTIES,
         },
         storage_options=dict(options),
     )

@@ -10,7 +10,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -113,6 +113,31 @@ class WeightStore:
             except WeightStoreError:
                 shutil.rmtree(target)
         return self._download(manifest, target)
+
+    def incomplete(self) -> list[int]:
+        """Versions with files but without a manifest, ascending: being published, or left by a crash."""
+        return [version for version in self._present() if not self._is_complete(version)]
+
+    def remove(self, version: int) -> int:
+        """Remove a version, its manifest first, so that nobody sees it incomplete; returns the bytes freed.
+
+        Finishes a removal that was cut short. Whether anything still needs the version is for the caller to know.
+
+        Raises:
+            WeightStoreError: it is the newest version, without which services and learner cannot start.
+        """
+        if version >= self.latest():
+            raise WeightStoreError(f"version {version} is the newest in {self.uri} and stays")
+        self._complete.discard(version)
+        with self._reaching():
+            files = [item for batch in self._store.list(f"{_name(version)}/") for item in batch]
+            files.sort(key=lambda item: not item["path"].endswith(f"/{MANIFEST}"))
+            for item in files:
+                with suppress(FileNotFoundError):
+                    self._store.delete(item["path"])
+        if self._folder is not None:
+            shutil.rmtree(self._folder / _name(version), ignore_errors=True)
+        return sum(item["size"] for item in files)
 
     def _download(self, manifest: Manifest, target: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)

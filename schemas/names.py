@@ -89,6 +89,7 @@ class Service(StrEnum):
     ROLLOUT = "rollout"
     LEARNER = "learner"
     EVALUATOR = "evaluator"
+    MAINTENANCE = "maintenance"
 
 
 class Phase(StrEnum):

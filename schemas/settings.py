@@ -323,6 +323,24 @@ class Stack(Section):
     min_free_bytes: int = Field(default=2 * 1024**3, ge=0)
 
 
+class Maintenance(Section):
+    """Upkeep of the lake and the weight store beside the running loop."""
+
+    enabled: bool = True
+    every_s: Seconds = 300
+    min_files: int = Field(default=32, ge=2)
+    """Small files that a partition may have; with more they are merged."""
+    target_bytes: int = Field(default=128 * 1024 * 1024, ge=1024 * 1024)
+    """Size of merged files."""
+    vacuum_every_s: Seconds = 3600
+    vacuum_retention_h: int = Field(default=168, ge=24)
+    """Files that were rewritten, or never committed, stay this long; a flow that stood still may yet commit them."""
+    log_retention_h: int = Field(default=720, ge=24)
+    """Commits stay in a table's log at least this long, and until every checkpoint of the learner is past them."""
+    keep_weight_versions: int = Field(default=20, ge=2)
+    """Newest versions that stay, beside those that a checkpoint, a best eval or an open service names."""
+
+
 class Settings(Section):
     """All settings of a run."""
 
@@ -341,6 +359,7 @@ class Settings(Section):
     policy: Policy = Policy()
     cost: Cost = Cost()
     telemetry: Telemetry = Telemetry()
+    maintenance: Maintenance = Maintenance()
     stack: Stack = Stack()
 
     @property
@@ -381,6 +400,24 @@ class Settings(Section):
             raise ValueError(
                 f"kafka.retention_h {self.kafka.retention_h} is below ten times curate.group_timeout_s "
                 f"{self.curate.group_timeout_s} s; members of open groups could expire"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_needed_is_removed(self) -> "Settings":
+        upkeep = self.maintenance
+        if not upkeep.enabled:
+            return self
+        if upkeep.vacuum_retention_h < self.kafka.retention_h:
+            raise ValueError(
+                f"maintenance.vacuum_retention_h {upkeep.vacuum_retention_h} is below kafka.retention_h "
+                f"{self.kafka.retention_h}; a flow that stands still can go on for as long as Kafka keeps its input, "
+                "and then commits files that it had staged before"
+            )
+        if upkeep.keep_weight_versions <= self.loop.max_staleness:
+            raise ValueError(
+                f"maintenance.keep_weight_versions {upkeep.keep_weight_versions} must be above loop.max_staleness "
+                f"{self.loop.max_staleness}, or versions go that services may still be told to serve"
             )
         return self
 

@@ -38,7 +38,8 @@ def service_names(settings: Settings) -> list[str]:
     """Names of the run's processes, in the order in which they start."""
     rollouts = [f"rollout-{i}" for i in range(settings.rollout.services)]
     singles = [s.value for s in (Service.LEARNER, Service.CURATE, Service.DISPATCH, Service.RECORDS)]
-    return [*singles, *rollouts, Service.EVALUATOR.value]
+    upkeep = [Service.MAINTENANCE.value] if settings.maintenance.enabled else []
+    return [*singles, *rollouts, Service.EVALUATOR.value, *upkeep]
 
 
 def select(settings: Settings, names: Sequence[str]) -> list[str]:
@@ -118,7 +119,11 @@ def kind_of(name: str) -> str:
 def _command(kind: str) -> list[str]:
     if kind == Service.LEARNER:
         return [sys.executable, str(ROOT / "trainers" / "learn.py")]
-    modules = {Service.ROLLOUT: "inference.serve", Service.EVALUATOR: "inference.evaluate"}
+    modules = {
+        Service.ROLLOUT: "inference.serve",
+        Service.EVALUATOR: "inference.evaluate",
+        Service.MAINTENANCE: "infra.maintain",
+    }
     return [sys.executable, "-m", modules.get(Service(kind), f"flows.{kind}")]
 
 

@@ -44,11 +44,13 @@ def test_a_malformed_port_file_says_how_to_mend_it(tmp_path: Path) -> None:
 
 def test_no_names_mean_everything_in_starting_order() -> None:
     settings = load([], ["--rollout.services=2"])
-    everything = ["kafka", "mlflow", "learner", "curate", "dispatch", "records", "rollout-0", "rollout-1", "evaluator"]
+    services = ["learner", "curate", "dispatch", "records", "rollout-0", "rollout-1", "evaluator", "maintenance"]
+    everything = ["kafka", "mlflow", *services]
     assert programs.select(settings, []) == everything
     assert {type(n) for n in programs.select(settings, [])} == {str}  # XML-RPC takes no enumerations
     assert programs.select(settings, ["rollout", "kafka"]) == ["kafka", "rollout-0", "rollout-1"]
     assert programs.select(settings, ["rollout-1"]) == ["rollout-1"]
+    assert "maintenance" not in programs.select(load([], ["--maintenance.enabled=false"]), [])
     with pytest.raises(SettingsError, match="rollout-2"):
         programs.select(settings, ["rollout-2"])
 

@@ -1,0 +1,71 @@
+"""Compaction: the many small files of a partition become few large ones, while others append and read.
+
+The commit says that no data changed, so a tail delivers nothing of it, and appends beside it do not conflict with it.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+from deltalake import ColumnProperties, DeltaTable, WriterProperties
+
+from infra.lake import Lake
+
+SMALL = 0.5
+"""Files below this share of the target size count as small."""
+
+
+def open_table(lake: Lake, name: str) -> DeltaTable:
+    """A handle of its own on the newest version of a table."""
+    return DeltaTable(lake.table_uri(name), storage_options=lake.storage_options)
+
+
+def compact(lake: Lake, name: str, min_files: int, target_bytes: int, stopped: Callable[[], Any]) -> int:
+    """Merge small files, partition by partition, where one has more than `min_files` of them.
+
+    Args:
+        lake: where the table is.
+        name: the table.
+        min_files: small files that a partition may have.
+        target_bytes: size of the merged files.
+        stopped: asked before each partition; true ends the work early.
+
+    Returns:
+        Files that were merged into larger ones.
+
+    Raises:
+        DeltaError: another process rewrites the same files; nothing has changed in that partition.
+    """
+    handle, merged = open_table(lake, name), 0
+    for partition in crowded(handle, min_files, target_bytes):
+        if stopped():
+            break
+        merged += _compact_partition(handle, partition, target_bytes)
+        handle.update_incremental()
+    return merged
+
+
+def crowded(handle: DeltaTable, min_files: int, target_bytes: int) -> list[tuple[str, ...]]:
+    """Partitions, by their values, with more than `min_files` files below SMALL of `target_bytes`."""
+    columns = handle.metadata().partition_columns
+    files = pa.table(handle.get_add_actions(flatten=True))
+    values = [files[f"partition.{column}"].to_pylist() for column in columns]
+    partitions = zip(*values, strict=True) if columns else [()] * files.num_rows
+    sizes = files["size_bytes"].to_pylist()
+    small = Counter(p for p, size in zip(partitions, sizes, strict=True) if size < SMALL * target_bytes)
+    return [tuple(map(str, p)) for p, count in small.items() if count > min_files and None not in p]
+
+
+def _compact_partition(handle: DeltaTable, partition: tuple[str, ...], target_bytes: int) -> int:
+    columns = handle.metadata().partition_columns
+    metrics = handle.optimize.compact(
+        partition_filters=[(column, "=", value) for column, value in zip(columns, partition, strict=True)] or None,
+        target_size=target_bytes,
+        max_concurrent_tasks=1,
+        # as staged files: a dictionary on token ids and logprobs costs a third of the write speed and saves nothing
+        writer_properties=WriterProperties(
+            compression="ZSTD", default_column_properties=ColumnProperties(dictionary_enabled=False)
+        ),
+    )
+    return int(metrics["numFilesRemoved"])
