@@ -128,7 +128,7 @@ TASK_DIFFICULTY = Table(
 
 DEAD_LETTERS = Table(
     "dead_letters",
-    "an undecodable message, or a hole in a log",
+    "an undecodable message, a hole in a log, or a letter's return",
     pa.schema(
         [
             *COORDINATES,
@@ -138,8 +138,13 @@ DEAD_LETTERS = Table(
             column("error", STR, "why it could not be read"),
             column("num_rows", I64, "trajectories that its header counts; 1 without a header"),
             column("num_tokens", I64, "tokens that its header counts"),
-            column("kind", STR, "undecodable, or hole (offsets that had expired)"),
+            column(
+                "kind",
+                STR,
+                "undecodable; hole (offsets that had expired); replayed (a letter that was sent again, and read)",
+            ),
             column("at", TIMESTAMP, "broker time"),
+            column("replayed_from", STR, "topic/partition/offset of the letter that this message sends again", True),
         ]
     ),
 )

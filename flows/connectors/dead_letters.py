@@ -1,4 +1,4 @@
-"""Rows of `dead_letters`: messages that nobody can read, and holes in a log."""
+"""Rows of `dead_letters`: messages that nobody can read, their return, and holes in a log."""
 
 import json
 
@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from flows.connectors.items import Hole, Raw
 from schemas.names import Header
+from schemas.replay import REPLAYED, origin_of
 from schemas.tables import DEAD_LETTERS
 from schemas.topics import TRAJECTORIES
 from schemas.wire import header_int
@@ -27,7 +28,32 @@ def undecodable(raw: Raw, error: str) -> pa.RecordBatch:
         num_rows=header_int(headers, Header.NUM_ROWS, least),
         num_tokens=header_int(headers, Header.NUM_TOKENS, 0),
         kind="undecodable",
+        replayed_from=replayed_from(raw),
     )
+
+
+def replayed(raw: Raw, letter: str) -> pa.RecordBatch:
+    """The row that tells that `letter` was sent again as `raw`, and read. Its trajectories count as any others."""
+    return _row(
+        raw.topic,
+        raw.partition,
+        raw.offset,
+        raw.timestamp,
+        key=raw.key,
+        value=None,
+        headers=json.dumps([[name, value.hex()] for name, value in raw.headers]),
+        error="",
+        num_rows=0,
+        num_tokens=0,
+        kind="replayed",
+        replayed_from=letter,
+    )
+
+
+def replayed_from(raw: Raw) -> str | None:
+    """The letter that `raw` sends again, or None."""
+    value = next((value for name, value in raw.headers if name == REPLAYED), None)
+    return origin_of(value, raw.partition, raw.offset) if raw.topic == TRAJECTORIES.name else None
 
 
 def hole(gap: Hole) -> pa.RecordBatch:
@@ -45,6 +71,7 @@ def hole(gap: Hole) -> pa.RecordBatch:
         num_rows=end - start if gap.topic == TRAJECTORIES.name else 0,
         num_tokens=0,
         kind="hole",
+        replayed_from=None,
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from flows.connectors.dead_letters import hole, undecodable
+from flows.connectors.dead_letters import hole, replayed, replayed_from, undecodable
 from flows.connectors.items import Hole, Raw
 from flows.steps.chunk import Chunk, Note, Pack
 from schemas import messages, wire
@@ -50,6 +50,9 @@ def _decode_pack(raw: Raw, start: int, redelivered: bool, dead: list[pa.RecordBa
         if not redelivered:  # the first delivery lies in dead_letters; counting it twice would break conservation
             dead.append(undecodable(raw, str(error)))
         return None
+    letter = replayed_from(raw)
+    if letter and not redelivered:
+        dead.append(replayed(raw, letter))
     return Pack(start, start + batch.num_rows, raw.timestamp, raw.partition, raw.offset, redelivered, batch)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra import sql
-from infra.cli import arguments, tables
+from infra.cli import arguments, letters, tables
 from infra.lake import Lake
 from infra.replays import refuse_used
 from infra.stack.programs import ROOT, python_path
@@ -23,6 +23,9 @@ SUMMARY = """\
 trajectories: rebuild a lake from the Kafka log, by running the curate flow over it once, into an empty place. With the
 same settings it decides the same, row for row. --from and --to limit the trajectories (not the weight versions that
 were published before): digits are an offset in every partition, anything else is a time.
+
+dead-letters: send undecodable messages to `trajectories` once more, byte for byte, after the reader was mended. --where
+is an SQL condition on their rows (see view `letters`). A letter that was sent twice counts once.
 """
 
 _TABLES = (EXPERIENCE, LEDGER, GROUPS, TASK_DIFFICULTY, DEAD_LETTERS)
@@ -31,12 +34,22 @@ _TABLES = (EXPERIENCE, LEDGER, GROUPS, TASK_DIFFICULTY, DEAD_LETTERS)
 def run(argv: Sequence[str]) -> int:
     """Do what was asked."""
     parser = arguments.parser("replay", SUMMARY)
-    parser.add_argument("what", choices=["trajectories"])
+    parser.add_argument("what", choices=["trajectories", "dead-letters"])
     parser.add_argument("--from", dest="start", metavar="TIME|OFFSET", help="first message; default: the oldest")
     parser.add_argument("--to", dest="end", metavar="TIME|OFFSET", help="end before this message; default: the newest")
-    parser.add_argument("--into", metavar="LAKE_URI", required=True, help="folder or object store of the new lake")
+    parser.add_argument("--into", metavar="LAKE_URI", help="folder or object store of the new lake")
+    parser.add_argument("--where", metavar="SQL", help="for example: \"error like '%%version%%'\"")
+    parser.add_argument("--dry-run", action="store_true", help="only say which letters would be sent")
     args, overrides = arguments.parse(parser, argv)
-    return _trajectories(arguments.settings_of(args.config, overrides), args)
+    needed = "into" if args.what == "trajectories" else "where"
+    if not getattr(args, needed):
+        parser.error(f"{args.what} need --{needed}")
+    settings = arguments.settings_of(args.config, overrides)
+    return (
+        _trajectories(settings, args)
+        if args.what == "trajectories"
+        else letters.replay(settings, args.where, args.dry_run)
+    )
 
 
 def _trajectories(settings: Settings, args: argparse.Namespace) -> int:

@@ -11,6 +11,9 @@ WITH outboxes AS (
         {'kind': 'tokens', 'produced': coalesce(sum(tokens), 0)}
     ], recursive := true)
     FROM outboxes
+), lost AS (
+    SELECT kind, num_rows, num_tokens FROM letters
+    UNION ALL SELECT kind, num_rows, num_tokens FROM dead_letters WHERE kind = 'hole'
 ), accounted AS (
     SELECT
         kind,
@@ -24,8 +27,8 @@ WITH outboxes AS (
     FROM (
         SELECT 'trajectories' AS kind, event, count(*) AS amount FROM outcomes GROUP BY event
         UNION ALL SELECT 'tokens', event, sum(num_tokens) FROM outcomes GROUP BY event
-        UNION ALL SELECT 'trajectories', kind, sum(num_rows) FROM dead_letters GROUP BY kind
-        UNION ALL SELECT 'tokens', kind, sum(num_tokens) FROM dead_letters GROUP BY kind
+        UNION ALL SELECT 'trajectories', kind, sum(num_rows) FROM lost GROUP BY kind
+        UNION ALL SELECT 'tokens', kind, sum(num_tokens) FROM lost GROUP BY kind
     )
     GROUP BY kind
 ), repeats AS (

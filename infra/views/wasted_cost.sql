@@ -13,7 +13,7 @@ WITH trajectory_waste AS (
     FROM trajectory_waste GROUP BY reason
     UNION ALL
     SELECT 'dead_lettered', sum(num_rows), sum(num_tokens), sum(num_tokens) * any_value(seconds_per_token)
-    FROM dead_letters CROSS JOIN token_cost WHERE kind = 'undecodable' HAVING count(*) > 0
+    FROM letters CROSS JOIN token_cost HAVING count(*) > 0
     UNION ALL
     SELECT 'undone_steps', sum(num_trajectories), sum(num_tokens), sum(busy_s)
     FROM train_steps s ANTI JOIN live_steps l ON l.step = s.step AND l.incarnation = s.incarnation HAVING count(*) > 0

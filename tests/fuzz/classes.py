@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from schemas.names import Header
+from schemas.replay import REPLAYED
 from schemas.trajectory import Trajectory, WeightVersionSpan, to_batch
 from schemas.wire import pack
 from tests.samples import group, uid
@@ -186,12 +187,14 @@ def hostile_ids(rng: random.Random, number: int) -> Sent:
 
 
 def hostile_headers(rng: random.Random, number: int) -> Sent:
-    """Headers that lie: counts, shard, outbox and sequence number."""
+    """Headers that lie: counts, shard, outbox and sequence number, origin."""
     made = sound(rng, number)
     value = rng.choice([b"-1", b"9" * 18, b"", b"\xff\x00", b"1e9", b"15"])
     name = rng.choice([Header.NUM_ROWS, Header.NUM_TOKENS, Header.SHARD, Header.SCHEMA_VERSION])
     outbox = {Header.OUTBOX: b"fuzz", Header.SEQUENCE: rng.choice([b"1", b"0", b"x", b"2"])}
-    return made._replace(headers=made.headers | {name: value} | (outbox if rng.random() < 0.5 else {}))
+    replayed = {REPLAYED: rng.choice([b"trajectories/0/0", b"trajectories/99999/1", b"../0/0", b"\xff"])}
+    further = [outbox, replayed, outbox | replayed, {}]
+    return made._replace(headers=made.headers | {name: value} | rng.choice(further))
 
 
 CLASSES: dict[str, Make] = {

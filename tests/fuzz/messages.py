@@ -197,7 +197,7 @@ def _rows(lake: Lake) -> tuple[dict[Place, Counter[str]], int]:
 
 
 def _letters(lake: Lake) -> Counter[Place]:
-    query = """SELECT partition, "offset", count(*) FROM dead_letters WHERE topic = 'trajectories' GROUP BY ALL"""
+    query = """SELECT partition, "offset", count(*) FROM dead_letters WHERE kind = 'undecodable' GROUP BY ALL"""
     with sql.connect(lake) as connection:
         return Counter({(partition, offset): n for partition, offset, n in connection.sql(query).fetchall()})
 

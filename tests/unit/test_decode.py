@@ -14,6 +14,7 @@ from flows.steps.route import shards
 from schemas.ids import shard_of
 from schemas.messages import WeightSummary
 from schemas.names import NUM_SHARDS, Header
+from schemas.replay import REPLAYED
 from tests.samples import T0_MS, broken, clock, group, message, trajectory, weights
 
 SHARD = shard_of("add/7")
@@ -79,6 +80,29 @@ def test_an_unreadable_repeat_is_not_counted_twice() -> None:
     headers = ((str(Header.OUTBOX), b"o1"), (str(Header.SEQUENCE), b"4"))
     bad = dataclasses.replace(broken(0), headers=headers)
     assert len(decode(SHARD, [bad, bad], {}).dead_letters) == 1
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        (b"trajectories/0/4", "trajectories/0/4"),
+        (b"trajectories/0/5", None),  # itself
+        (b"trajectories/1/4", None),  # another partition
+        (b"weights/0/4", None),
+        (b"trajectories/0/-1", None),
+    ],
+)
+def test_a_letter_that_comes_again_names_the_one_it_was(origin: bytes, expected: str | None) -> None:
+    header = (REPLAYED, origin)
+    bad, good = broken(5), message(group("a", [1.0]), 5)
+    bad = dataclasses.replace(bad, headers=(*bad.headers, header))
+    good = dataclasses.replace(good, headers=(*good.headers, header))
+    [letter] = decode(SHARD, [bad], {}).dead_letters
+    assert letter.column("replayed_from").to_pylist() == [expected]
+    read = [row for batch in decode(SHARD, [good], {}).dead_letters for row in batch.to_pylist()]
+    assert [(r["kind"], r["replayed_from"], r["num_rows"]) for r in read] == [("replayed", expected, 0)] * bool(
+        expected
+    )
 
 
 def test_outboxes_are_remembered_up_to_a_bound() -> None:

@@ -121,6 +121,23 @@ def test_a_hole_in_a_log_is_not_balanced_and_not_accounted_for(lake: Lake):
     ]
 
 
+def test_a_letter_that_was_sent_again_counts_once(lake: Lake):
+    """Letters of 3 trajectories at 0, 1, 2. 0 came back as 5 and is a letter again, 1 as 6 and was read."""
+    letter = {"topic": "trajectories", "kind": "undecodable", "num_rows": 3, "num_tokens": 30}
+    fill(lake, "dead_letters", *({**letter, "offset": n} for n in range(3)))
+    fill(lake, "usage", {"outbox": "a", "produced_trajectories": 9, "produced_tokens": 90})
+    query = "SELECT admitted, dead_lettered, in_flight, balanced FROM conservation WHERE kind = 'trajectories'"
+    assert ask(lake, query) == [(0, 9, 0, True)]
+
+    fill(lake, "dead_letters", {**letter, "offset": 5, "replayed_from": "trajectories/0/0"})
+    again = {"topic": "trajectories", "kind": "replayed", "offset": 6, "replayed_from": "trajectories/0/1"}
+    fill(lake, "dead_letters", again)
+    assert ask(lake, query) == [(0, 6, 3, True)]  # read, and waiting for the rest of its group
+    fill(lake, "ledger", *(outcome(6, "admitted", row=n) for n in range(3)))
+    assert ask(lake, query) == [(3, 6, 0, True)]
+    assert ask(lake, 'SELECT "offset" FROM letters ORDER BY 1') == [(2,), (5,)]
+
+
 def test_work_is_closed_abandoned_or_open(lake: Lake):
     fill(
         lake,
