@@ -115,7 +115,9 @@ def test_two_processes_may_create_the_topics_at_once(kafka: Kafka) -> None:
 def test_another_partition_count_is_named_with_its_mend(kafka: Kafka) -> None:
     ensure_topics(kafka)
     other = kafka.model_copy(update={"partitions": 8})
-    with pytest.raises(BrokerError, match=r"trajectories has 4 partitions, expected 8; set kafka\.partitions = 4") as raised:
+    with pytest.raises(
+        BrokerError, match=r"trajectories has 4 partitions, expected 8; set kafka\.partitions = 4"
+    ) as raised:
         ensure_topics(other)
     assert str(raised.value).count("\n- ") == 1
 
