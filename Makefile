@@ -55,9 +55,11 @@ check: .venv/synced  ## format, lint, types, architecture, unit tests: what CI r
 arch: .venv/synced  ## the rules of who may import whom
 	$(BIN)/lint-imports
 
-bench: setup  ## the figures that the README quotes
-	@for b in $(filter-out __init__,$(basename $(notdir $(wildcard tests/benchmarks/*.py)))); do \
-	  echo "== $$b"; OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.$$b || exit 1; done
+bench: setup  ## the figures that the README quotes, into bench.jsonl of the newest run
+	@mkdir -p .lagoon; out=$$(readlink -f .lagoon/current || echo .lagoon)/bench.jsonl; \
+	for b in curate batch commits; do echo "== $$b"; \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.$$b --out $$out || exit 1; done; \
+	echo "== engine"; OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine && echo "bench: $$out"
 
 fuzz: setup  ## 10,000 hostile messages through a real broker and the curate flow (ARGS="--count 2000 --seed 7")
 	$(BIN)/python -m tests.fuzz.messages $(ARGS)
