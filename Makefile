@@ -56,7 +56,7 @@ arch: .venv/synced  ## the rules of who may import whom
 	$(BIN)/lint-imports
 
 bench: setup  ## the figures that the README quotes, into bench.jsonl of the newest run
-	@mkdir -p .lagoon; out=$$(readlink -f .lagoon/current || echo .lagoon)/bench.jsonl; \
+	@mkdir -p .lagoon; out=$$(readlink -e .lagoon/current || echo .lagoon)/bench.jsonl; \
 	for b in curate batch commits; do echo "== $$b"; \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.$$b --out $$out || exit 1; done; \
 	echo "== engine"; OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine && echo "bench: $$out"
