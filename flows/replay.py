@@ -21,12 +21,16 @@ from flows.run import run
 from infra.lake import Lake
 from infra.replays import refuse_used
 from infra.telemetry import Stop, Telemetry, main
+from schemas.errors import LagoonError
 from schemas.names import Service
 from schemas.replay import Limit, Range
 from schemas.settings import Settings
 from schemas.topics import CONTROL, TRAJECTORIES, WEIGHTS
 
 REPLAY = "replay"
+
+CLIENT = f"{Service.CURATE}-{REPLAY}"
+"""Begins as the groups of curate do, whose rights on the broker suffice."""
 
 
 def flow_for(settings: Settings, span: Range, progress: Progress, stop: Flag | None = None) -> Dataflow:
@@ -38,7 +42,7 @@ def flow_for(settings: Settings, span: Range, progress: Progress, stop: Flag | N
         span=span,
         progress=progress,
         epoch_bytes=settings.curate.epoch_bytes,
-        client_id=REPLAY,
+        client_id=CLIENT,
         stop=stop,
     )
     lake, parts = Lake.of(settings), settings.lake.sink_partitions
@@ -46,18 +50,25 @@ def flow_for(settings: Settings, span: Range, progress: Progress, stop: Flag | N
         source,
         lambda table: DeltaSink(lake, table, Service.CURATE, parts),
         None,
-        Refetch(settings.kafka, TRAJECTORIES.name, f"{REPLAY}-refetch"),
+        Refetch(settings.kafka, TRAJECTORIES.name, f"{CLIENT}-refetch"),
         settings,
     )
 
 
 def serve(span: Range, settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
-    """Run the flow to the end of the log, or until `stop` is set."""
+    """Run the flow to the end of the log.
+
+    Raises:
+        LakeError: the lake's place holds something.
+        LagoonError: `stop` was set before the end.
+    """
     refuse_used(settings.lake_uri, settings.lake.storage_options)
     Lake.of(settings).ensure()
     progress = Progress()
     run(flow_for(settings, span, progress, stop), REPLAY, settings, telemetry, stop)
     progress.show()
+    if stop:
+        raise LagoonError("the replay was asked to end before the end of the log")
 
 
 def start(argv: Sequence[str]) -> None:
