@@ -335,8 +335,11 @@ class Maintenance(Section):
     vacuum_every_s: Seconds = 3600
     vacuum_retention_h: int = Field(default=168, ge=24)
     """Files that were rewritten, or never committed, stay this long; a flow that stood still may yet commit them."""
-    log_retention_h: int = Field(default=720, ge=24)
-    """Commits stay in a table's log at least this long, and until every checkpoint of the learner is past them."""
+    log_retention_h: int = Field(default=24, ge=1)
+    """Commits stay in a table's log at least this long, and until every checkpoint of the learner is past them.
+
+    On a local folder a commit lists the whole log, so a long one makes it slow.
+    """
     keep_weight_versions: int = Field(default=20, ge=2)
     """Newest versions that stay, beside those that a checkpoint, a best eval or an open service names."""
 
