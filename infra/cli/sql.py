@@ -24,12 +24,13 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON list of objects")
     args, overrides = arguments.parse(parser, argv)
     settings = arguments.settings_of(args.config, overrides)
-    with sql.connect(Lake.of(settings), accelerator_hour=settings.cost.accelerator_hour) as lake:
+    prices, bound = settings.cost.accelerator_hour, settings.loop.max_staleness
+    with sql.connect(Lake.of(settings), accelerator_hour=prices, max_staleness=bound) as lake:
         columns, rows = _ask(lake, args.query)
     if args.json:
         print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], default=str))
     else:
-        tables.show(tables.table(columns, [[_cell(v) for v in row] for row in rows]), f"{len(rows)} rows")
+        tables.show(tables.answer(columns, [[_cell(v) for v in row] for row in rows]), f"{len(rows)} rows")
     return 0
 
 

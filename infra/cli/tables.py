@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 240
+UNBOUNDED = 100_000
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], title: str = "") -> Table:
@@ -23,9 +24,23 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], title: s
 
 def show(*parts: Table | str) -> None:
     """Print tables and texts."""
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    console = _console()
     for part in parts:
         console.print(part, markup=False)
+
+
+def answer(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table | str:
+    """Rows as a table, or, where it would be wider than the terminal, one after the other with a line a column."""
+    made, console = table(columns, rows), _console()
+    if console.measure(made, options=console.options.update(max_width=UNBOUNDED)).maximum <= console.width:
+        return made
+    width = max(map(len, columns))
+    records = ["\n".join(f"{c:<{width}}  {v}" for c, v in zip(columns, row, strict=True)) for row in rows]
+    return "\n\n".join([*records, ""])
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
 
 
 def verdict(ok: bool, good: str = "well", bad: str = "not well") -> Text:

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
-from infra.cli import arguments, doctor
+from infra.cli import arguments, doctor, tables
 from infra.cli.main import COMMANDS, main
 from infra.lake import Lake
 from schemas.errors import BrokerError, SettingsError
@@ -82,6 +83,14 @@ def test_sql_answers_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "1.5" in capsys.readouterr().out
     assert main(["sql", "select nothing from nowhere", *run]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_an_answer_wider_than_the_terminal_has_a_line_a_column() -> None:
+    narrow = tables.answer(["n", "name"], [["1", "a"]])
+    wide = tables.answer(["n", "name"], [["1", "a" * 300], ["2", "b"]])
+    assert isinstance(narrow, Table)
+    assert isinstance(wide, str)
+    assert wide.split("\n") == ["n     1", f"name  {'a' * 300}", "", "n     2", "name  b", "", ""]
 
 
 def test_doctor_turns_an_error_into_a_finding_with_its_mend() -> None:
