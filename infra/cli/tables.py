@@ -36,7 +36,7 @@ def answer(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table | str
         return made
     width = max(map(len, columns))
     records = ["\n".join(f"{c:<{width}}  {v}" for c, v in zip(columns, row, strict=True)) for row in rows]
-    return "\n\n".join([*records, ""])
+    return "\n\n".join(records) + "\n"
 
 
 def _console() -> Console:

@@ -90,7 +90,7 @@ def test_an_answer_wider_than_the_terminal_has_a_line_a_column() -> None:
     wide = tables.answer(["n", "name"], [["1", "a" * 300], ["2", "b"]])
     assert isinstance(narrow, Table)
     assert isinstance(wide, str)
-    assert wide.split("\n") == ["n     1", f"name  {'a' * 300}", "", "n     2", "name  b", "", ""]
+    assert wide.split("\n") == ["n     1", f"name  {'a' * 300}", "", "n     2", "name  b", ""]
 
 
 def test_doctor_turns_an_error_into_a_finding_with_its_mend() -> None:
