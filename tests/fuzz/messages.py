@@ -112,7 +112,7 @@ def fuzz(kafka: Kafka, folder: Path, count: int, seed: int) -> Result:
     with _serving(folder) as process:
         messages = _send(kafka, count, random.Random(seed))
         _wait(kafka, lake, process, messages)
-        peak_bytes = _peak_bytes(process.pid)
+        peak_bytes = _peak_bytes(process.pid) if process.poll() is None else 0
         process.send_signal(signal.SIGTERM)
         process.wait(60)
     rows, repeated = _rows(lake)
