@@ -76,6 +76,7 @@ def test_what_a_killed_supervisor_left_behind_is_ended_before_the_next_start(
     program = Program("sleeper", SLEEP, tmp_path / "log")
     supervisor.start([program])
     orphan = _pid(supervisor, "sleeper")
+    _until(lambda: marked(str(tmp_path)) == [orphan])  # a child that has not begun its program carries no mark yet
     os.kill(int((supervisor.folder / "supervisord.pid").read_text()), signal.SIGKILL)
     _until(lambda: not supervisor.is_running())
     supervisor.start([program])
