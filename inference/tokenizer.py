@@ -61,11 +61,6 @@ class ChatTokenizer:
         """Tokens that end an action."""
         return (self.end_id,)
 
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of token ids."""
-        return self._trusted.get_vocab_size()
-
     def encode(self, text: str) -> list[int]:
         """Token ids of trusted `text`: special tokens in it count as such."""
         return self._trusted.encode(text, add_special_tokens=False).ids
