@@ -65,7 +65,7 @@ def _type(type_: pa.DataType) -> str:
 def _section(name: str) -> str:
     default = Settings.model_fields[name].default
     if not isinstance(default, BaseModel):
-        return f"### `[[{name}]]`\n\nThe task families; see `Family` in `schemas/settings.py`."
+        return f"### `[[{name}]]`\n\nThe task families; see `Family` in `schemas/settings/data.py`."
     model = type(default)
     rows = ["| key | default |", "| --- | --- |"]
     rows += [f"| `{name}.{key}` | `{getattr(default, key)!r}` |" for key in model.model_fields]

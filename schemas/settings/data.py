@@ -1,0 +1,102 @@
+"""Sections: the run, and the systems that hold its data."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from schemas.settings.base import Positive, Ratio, Seconds, Section, StorageOptions, is_secret
+
+
+class Run(Section):
+    """Which run this is, and where its files live."""
+
+    name: str = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    data_dir: str = ".lagoon"
+    seed: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder: settings, logs, outboxes, recovery state, checkpoints, summary."""
+        return Path(self.data_dir).absolute() / "runs" / self.name
+
+
+class Kafka(Section):
+    """The broker. Without `brokers` the local stack starts one."""
+
+    brokers: str = ""
+    topic_prefix: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
+    partitions: Literal[1, 2, 4, 8, 16] = 4
+    replication: Positive = 1
+    retention_h: Positive = 168
+    max_message_bytes: int = Field(default=8 * 1024 * 1024, ge=1024)
+    timeout_s: Seconds = 30
+    client: dict[str, str | int | bool] = {}
+    secrets: dict[str, str] = {}
+    """librdkafka setting -> environment variable that holds it, e.g. {"sasl.password" = "KAFKA_PASSWORD"}."""
+
+    def topic(self, name: str) -> str:
+        """The name of contract topic `name` on this broker."""
+        return self.topic_prefix + name
+
+    @model_validator(mode="after")
+    def _no_owned_keys(self) -> "Kafka":
+        owned = {
+            "bootstrap.servers",
+            "group.id",
+            "enable.idempotence",
+            "acks",
+            "auto.offset.reset",
+            "enable.auto.commit",
+        }
+        taken = sorted(owned & set(self.client))
+        if taken:
+            raise ValueError(f"kafka.client sets {taken}, which Lagoon owns; remove them")
+        secret = sorted(filter(is_secret, self.client))
+        if secret:
+            raise ValueError(
+                f"kafka.client sets {secret}, which are secrets: name an environment variable for each in kafka.secrets"
+            )
+        return self
+
+
+class Lake(Section):
+    """The Delta lake. Without `uri` it lies in the run's folder."""
+
+    uri: str = ""
+    storage_options: StorageOptions = {}
+    sink_partitions: int = Field(default=2, ge=1, le=64)
+
+
+class Weights(Section):
+    """The weight store. Without `uri` it lies in the run's folder."""
+
+    uri: str = ""
+    storage_options: StorageOptions = {}
+    poll_s: Seconds = 0.25
+    timeout_s: Seconds = 60
+    """No readable manifest for this long: dispatch stops and health turns red."""
+
+
+class Tracking(Section):
+    """MLflow. Without `uri` the local stack starts a server; `enabled = false` goes without."""
+
+    uri: str = ""
+    experiment: str = "lagoon"
+    enabled: bool = True
+
+
+class Family(Section):
+    """Tasks of one kind; task i is built from (name, i, seed) by the environment."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
+    environment: str = "calculator"
+    options: dict[str, Any] = {}
+    num_tasks: Positive = 200
+    weight: float = Field(default=1.0, ge=0)
+    held_out_ratio: Ratio = 0.2
+
+    @property
+    def num_train(self) -> int:
+        """Tasks [0, num_train) are trained on; the rest are held out."""
+        return self.num_tasks - round(self.num_tasks * self.held_out_ratio)

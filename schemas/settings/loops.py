@@ -1,0 +1,158 @@
+"""Sections: dispatch, curation, rollouts, learner, evaluator, and what they agree on."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from schemas.settings.base import Positive, Ratio, Seconds, Section
+
+
+class Loop(Section):
+    """What the three loops agree on."""
+
+    max_staleness: int = Field(default=3, ge=0)
+    bucket_width: Positive = 1
+    group_size: int = Field(default=16, ge=1, le=1024)
+    batch_size: Positive = 128
+    success_reward: float = 1.0
+
+
+class Dispatch(Section):
+    """Which task next, and how many groups are open."""
+
+    updates_ahead: float = Field(default=2.5, gt=0)
+    lease_s: Seconds = 120
+    max_attempts: Positive = 3
+    tick_s: Seconds = 0.5
+    exploration: Ratio = 0.1
+    """Share of draws that ignore difficulty, so that no task starves."""
+
+
+class Curate(Section):
+    """Curation: groups, staleness, priority, eviction."""
+
+    capacity: Positive = 4096
+    """Live trajectories over all shards."""
+    eviction: Literal["reward_priority", "fifo", "stalest_first"] = "reward_priority"
+    max_evicted_share: Ratio = 0.5
+    group_timeout_s: Seconds = 60
+    epoch_s: Seconds = 1
+    epoch_bytes: Positive = 64 * 1024 * 1024
+    posterior_discount: Ratio = 0.9
+    """Weight that a posterior keeps per weight version."""
+    hard_below: Ratio = 0.4
+    hopeless_below: Ratio = 0.05
+    mastered_above: Ratio = 0.95
+    hard_bonus: float = Field(default=0.25, ge=0)
+    freshness_weight: float = Field(default=0.25, ge=0)
+    completion_bonus: float = Field(default=0.1, ge=0)
+    skip_expired_offsets: bool = False
+    """Go on after offsets that have expired; the hole becomes a row in dead_letters."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Curate":
+        if not self.hopeless_below < self.hard_below < self.mastered_above:
+            raise ValueError(
+                f"expected hopeless_below < hard_below < mastered_above, "
+                f"got {self.hopeless_below}, {self.hard_below}, {self.mastered_above}"
+            )
+        return self
+
+
+class Rollout(Section):
+    """A rollout service."""
+
+    engine: Literal["torch"] = "torch"
+    max_episodes: Positive = 128
+    max_turns: Positive = 6
+    max_turn_tokens: Positive = 24
+    max_tokens: Positive = 480
+    temperature: float = Field(default=1.0, ge=0)
+    episode_timeout_s: Seconds = 60
+    tool_timeout_s: Seconds = 2
+    pack_linger_s: Seconds = 0.5
+    outbox_bytes: Positive = 256 * 1024 * 1024
+    """Above this an outbox takes no new tasks until Kafka has taken some."""
+    drain_s: Seconds = 10
+    services: Positive = 1
+    threads: Positive = 1
+
+
+class Learner(Section):
+    """The learner."""
+
+    objective: Literal["grpo"] = "grpo"
+    num_train_steps: Positive = 1000
+    learning_rate: float = Field(default=1e-5, gt=0)
+    warmup_steps: int = Field(default=5, ge=0)
+    clip: float = Field(default=0.2, gt=0)
+    clip_high: float | None = Field(default=None, gt=0)
+    kl: float = Field(default=0.1, ge=0)
+    micro_batches: Positive = 4
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_uses: Positive = 1
+    old_bucket_weight: Ratio = 0.05
+    sync_interval_start: Positive = 5
+    sync_interval: Positive = 20
+    sync_anneal_steps: Positive = 200
+    min_update_s: float = Field(default=0.0, ge=0)
+    watchdog_s: Seconds = 120
+    poll_s: Seconds = 0.1
+    keep_checkpoints: int = Field(default=2, ge=1)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    deepspeed: dict[str, Any] = {}
+    """Passed through to DeepSpeed; keys that Lagoon owns are refused."""
+    threads: Positive = 1
+
+    @model_validator(mode="after")
+    def _checks(self) -> "Learner":
+        owned = {
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "gradient_accumulation_steps",
+            "gradient_clipping",
+            "optimizer",
+            "zero_optimization",
+            "bf16",
+            "fp16",
+        }
+        taken = sorted(owned & set(self.deepspeed))
+        if taken:
+            raise ValueError(f"learner.deepspeed sets {taken}, which Lagoon derives from [learner]; remove them")
+        if self.sync_interval_start > self.sync_interval:
+            raise ValueError(
+                f"sync_interval_start {self.sync_interval_start} is above sync_interval {self.sync_interval}; "
+                "publishing anneals from frequent to sparse"
+            )
+        return self
+
+
+class Evaluator(Section):
+    """The evaluator and curator."""
+
+    samples_per_family: Positive = 40
+    full_samples_per_family: Positive = 160
+    full_every: Positive = 25
+    temperature: float = Field(default=1.0, ge=0)
+    max_unscored_ratio: Ratio = 0.1
+    """More than this share unscored keeps a version from becoming champion."""
+    fall_z: float = Field(default=2.0, gt=0)
+    """Two-proportion z value beyond which a falling score is significant."""
+    learning_rate_scale: float = Field(default=0.5, gt=0, le=1)
+    recent_bucket_weight: float = Field(default=4.0, ge=1)
+    threads: Positive = 1
+
+
+class Policy(Section):
+    """The starting policy: `path` to a Hugging Face folder, or a tiny Llama made here and warmed up."""
+
+    path: str = ""
+    hidden: Positive = 64
+    layers: Positive = 2
+    intermediate: Positive = 192
+    max_positions: Positive = 512
+    warm_start_steps: int = Field(default=800, ge=0)
+    warm_start_batch: Positive = 64
+    warm_start_learning_rate: float = Field(default=3e-3, gt=0)
+    warm_start_noise: Ratio = 0.5

@@ -1,0 +1,98 @@
+"""All settings of a run, and the checks across sections."""
+
+from pathlib import Path
+
+from pydantic import model_validator
+
+from schemas.settings.base import Section
+from schemas.settings.data import Family, Kafka, Lake, Run, Tracking, Weights
+from schemas.settings.loops import Curate, Dispatch, Evaluator, Learner, Loop, Policy, Rollout
+from schemas.settings.upkeep import Cost, Maintenance, Stack, Telemetry
+
+
+class Settings(Section):
+    """All settings of a run."""
+
+    run: Run = Run()
+    kafka: Kafka = Kafka()
+    lake: Lake = Lake()
+    weights: Weights = Weights()
+    tracking: Tracking = Tracking()
+    families: tuple[Family, ...] = ()
+    loop: Loop = Loop()
+    dispatch: Dispatch = Dispatch()
+    curate: Curate = Curate()
+    rollout: Rollout = Rollout()
+    learner: Learner = Learner()
+    evaluator: Evaluator = Evaluator()
+    policy: Policy = Policy()
+    cost: Cost = Cost()
+    telemetry: Telemetry = Telemetry()
+    maintenance: Maintenance = Maintenance()
+    stack: Stack = Stack()
+
+    @property
+    def lake_uri(self) -> str:
+        """Where the lake is."""
+        return self.lake.uri or str(self.run.folder / "lake")
+
+    @property
+    def weights_uri(self) -> str:
+        """Where the weight store is."""
+        return self.weights.uri or str(self.run.folder / "weights")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Settings":
+        names = [f.name for f in self.families]
+        if len(names) != len(set(names)):
+            raise ValueError(f"families repeat a name: {sorted(names)}")
+        if self.loop.batch_size % self.loop.group_size:
+            raise ValueError(
+                f"loop.batch_size {self.loop.batch_size} is not a multiple of loop.group_size {self.loop.group_size}"
+            )
+        if not self.loop.batch_size * 2 <= self.curate.capacity:
+            raise ValueError(
+                f"curate.capacity {self.curate.capacity} is below twice loop.batch_size {self.loop.batch_size}; "
+                "a batch would be evicted before it is read"
+            )
+        if self.dispatch.lease_s <= self.curate.group_timeout_s:
+            raise ValueError(
+                f"dispatch.lease_s {self.dispatch.lease_s} must be above curate.group_timeout_s "
+                f"{self.curate.group_timeout_s}, or groups are issued again while members may still come"
+            )
+        if self.rollout.tool_timeout_s >= self.rollout.episode_timeout_s:
+            raise ValueError(
+                f"rollout.tool_timeout_s {self.rollout.tool_timeout_s} must be below "
+                f"rollout.episode_timeout_s {self.rollout.episode_timeout_s}"
+            )
+        if self.kafka.retention_h * 3600 < 10 * self.curate.group_timeout_s:
+            raise ValueError(
+                f"kafka.retention_h {self.kafka.retention_h} is below ten times curate.group_timeout_s "
+                f"{self.curate.group_timeout_s} s; members of open groups could expire"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_needed_is_removed(self) -> "Settings":
+        upkeep = self.maintenance
+        if not upkeep.enabled:
+            return self
+        if upkeep.vacuum_retention_h < self.kafka.retention_h:
+            raise ValueError(
+                f"maintenance.vacuum_retention_h {upkeep.vacuum_retention_h} is below kafka.retention_h "
+                f"{self.kafka.retention_h}; a flow that stands still can go on for as long as Kafka keeps its input, "
+                "and then commits files that it had staged before"
+            )
+        if upkeep.keep_weight_versions <= self.loop.max_staleness:
+            raise ValueError(
+                f"maintenance.keep_weight_versions {upkeep.keep_weight_versions} must be above loop.max_staleness "
+                f"{self.loop.max_staleness}, or versions go that services may still be told to serve"
+            )
+        return self
+
+    def save(self, path: Path) -> None:
+        """Write the resolved settings as JSON, replacing the file in one step."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(self.model_dump_json(indent=2) + "\n")
+        temporary.replace(path)
