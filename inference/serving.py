@@ -5,6 +5,7 @@ learner's.
 """
 
 import asyncio
+import math
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -112,9 +113,9 @@ async def prove(engine: Engine, manifest: Manifest, tolerance: float) -> None:
     if manifest.probe is None:
         return
     scored = await engine.score(manifest.probe.token_ids)
-    pairs = list(zip(scored, manifest.probe.logprobs, strict=False))
-    worst = max((abs(a - b) for a, b in pairs), default=0.0)
-    if len(scored) != len(manifest.probe.logprobs) or not worst <= tolerance:
+    errors = [abs(a - b) for a, b in zip(scored, manifest.probe.logprobs, strict=False)]
+    worst = max((math.inf if math.isnan(error) else error for error in errors), default=math.inf)
+    if len(scored) != len(manifest.probe.logprobs) or worst > tolerance:
         raise WeightStoreError(
             f"version {manifest.version} is loaded but not proven: of {len(scored)} probe logprobs the worst is "
             f"{worst:.3g} off, expected {len(manifest.probe.logprobs)} within {tolerance:g} of the learner's"

@@ -32,10 +32,12 @@ class ChatTokenizer:
         """`text` is the content of a `tokenizer.json`.
 
         Raises:
-            SettingsError: it has no ChatML tokens.
+            SettingsError: it is malformed, or has no ChatML tokens.
         """
-        self._trusted = Tokenizer.from_str(text)
-        self._data = Tokenizer.from_str(text)
+        try:
+            self._trusted, self._data = Tokenizer.from_str(text), Tokenizer.from_str(text)
+        except Exception as error:  # the library has no other type of its own
+            raise SettingsError(f"the policy's tokenizer.json cannot be read: {error}") from error
         self._data.encode_special_tokens = True
         for token in (START, END):
             if self._trusted.token_to_id(token) is None:
@@ -54,7 +56,7 @@ class ChatTokenizer:
         path = folder / "tokenizer.json"
         if not path.exists():
             raise SettingsError(f"no tokenizer at {path}; expected a Hugging Face folder")
-        return cls(path.read_text())
+        return cls(path.read_text(errors="replace"))
 
     @property
     def stop_ids(self) -> tuple[int, ...]:

@@ -16,7 +16,9 @@ import numpy as np
 
 from schemas.errors import WeightStoreError
 
-_MAX_HEADER_BYTES = 100 * 1024 * 1024
+_MAX_HEADER_BYTES = 16 * 1024 * 1024
+"""Room for 100,000 tensors. As Python objects a header takes some ten times its bytes."""
+
 _DTYPES = {
     "f2": "F16",
     "f4": "F32",
@@ -97,10 +99,12 @@ def read_header(path: Path) -> list[TensorSpan]:
         header: dict[str, Any] = json.loads(raw)
         entries = [(n, e) for n, e in header.items() if n != "__metadata__"]
         spans = [_span(path, 8 + length, name, entry) for name, entry in entries]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise WeightStoreError(f"{path.name} has a malformed safetensors header: {error}") from error
     if any(not 8 + length <= s.start <= s.end <= size for s in spans):
         raise WeightStoreError(f"{path.name} is cut off or malformed: tensors lie outside its {size} bytes")
+    if sum(s.end - s.start for s in spans) > size:
+        raise WeightStoreError(f"{path.name} is malformed: tensors overlap, more bytes than its {size}")
     return spans
 
 

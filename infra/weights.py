@@ -18,9 +18,9 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 
 from infra.fingerprints import fingerprint, fingerprint_file
 from infra.store import exclusive_create_works, local_path, open_store, sync_path
-from infra.weight_files import MANIFEST, describe, verify
+from infra.weight_files import MANIFEST, check_listed, describe, verify
 from schemas.errors import ContractError, WeightStoreError
-from schemas.messages import Manifest, decode
+from schemas.messages import MAX_MESSAGE_BYTES, Manifest, decode
 from schemas.settings import Settings
 
 __all__ = ["MANIFEST", "WeightStore", "describe", "exclusive_create_works", "fingerprint", "fingerprint_file"]
@@ -62,14 +62,17 @@ class WeightStore:
         Raises:
             WeightStoreError: there is none (the version is incomplete), or it is malformed.
         """
+        path = f"{_name(version)}/{MANIFEST}"
+        self._refuse_links(path)
         try:
             with self._reaching():
-                body = bytes(self._store.get(f"{_name(version)}/{MANIFEST}").bytes())
+                found = self._store.get(path)
+                body = bytes(found.bytes()) if found.meta["size"] <= MAX_MESSAGE_BYTES else b""
         except FileNotFoundError as error:
             raise WeightStoreError(
                 f"version {version} has no {MANIFEST} in {self.uri}: it was never completed"
             ) from error
-        manifest = _parse(body, f"version {version} in {self.uri}")
+        manifest = _parse(body, f"version {version} in {self.uri}, {found.meta['size']} bytes")
         if manifest.version != version:
             raise WeightStoreError(f"{MANIFEST} of version {version} in {self.uri} says version {manifest.version}")
         return manifest
@@ -88,6 +91,7 @@ class WeightStore:
         """
         verify(folder, manifest, self.uri)
         name = _name(manifest.version)
+        self._refuse_links(name)
         if self._is_complete(manifest.version):
             return self._already(manifest)
         for file in manifest.files:
@@ -105,6 +109,7 @@ class WeightStore:
             WeightStoreError: the version is incomplete, or its content is not what its manifest says.
         """
         manifest = self.manifest(version)
+        check_listed(manifest, self.uri)
         target = into / _name(version)
         if target.exists():
             try:
@@ -145,7 +150,7 @@ class WeightStore:
         temporary.mkdir()
         try:
             for file in manifest.files:
-                self._get_file(f"{target.name}/{file.name}", temporary / file.name)
+                self._get_file(f"{target.name}/{file.name}", temporary / file.name, file.num_bytes)
             verify(temporary, manifest, self.uri)
             (temporary / MANIFEST).write_bytes(manifest.to_bytes())
             _move(temporary, target)
@@ -182,10 +187,17 @@ class WeightStore:
         self._complete.add(version)
         return True
 
-    def _get_file(self, path: str, into: Path) -> None:
+    def _get_file(self, path: str, into: Path, num_bytes: int) -> None:
+        """Download `path`, but nothing of it where its size is not the one that the manifest says."""
+        self._refuse_links(path)
         try:
             with self._reaching(), into.open("wb") as file:
-                for chunk in self._store.get(path).stream():
+                found = self._store.get(path)
+                if found.meta["size"] != num_bytes:
+                    raise WeightStoreError(
+                        f"{self.uri}/{path} has {found.meta['size']} bytes; the manifest says {num_bytes} bytes"
+                    )
+                for chunk in found.stream():
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
@@ -215,6 +227,14 @@ class WeightStore:
             raise
         except BaseError as error:
             raise WeightStoreError(f"weight store {self.uri} cannot be reached or refuses: {error}") from error
+
+    def _refuse_links(self, path: str) -> None:
+        """On a local folder, neither read nor write through a link in it: what it names lies elsewhere."""
+        if self._folder is None:
+            return
+        for place in (self._folder / path, (self._folder / path).parent):
+            if place != self._folder and place.is_symlink():
+                raise WeightStoreError(f"{place} is a link, expected plain files and folders; remove it")
 
     def _sync(self, path: str) -> None:
         """On a local folder, survive a power cut: file first, then the folder that names it."""

@@ -13,6 +13,9 @@ from schemas.errors import ContractError
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """A JSON message longer than this is refused unread."""
 
+MAX_PROBE_TOKENS = 1024
+"""Attention over a probe takes memory that grows with the square of its length."""
+
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\w./:@+\- ]+$")]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -223,8 +226,8 @@ class File(Message):
 class Probe(Message):
     """Token ids and the learner's logprobs for them (one fewer: the first token has none)."""
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: tuple[Count, ...] = Field(min_length=2, max_length=MAX_PROBE_TOKENS)
+    logprobs: tuple[float, ...] = Field(min_length=1, max_length=MAX_PROBE_TOKENS)
 
 
 class Manifest(Message):

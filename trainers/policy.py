@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -81,7 +82,7 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedM
     """The model in a Hugging Face folder.
 
     Raises:
-        SettingsError: there is none.
+        SettingsError: there is none, it is malformed, or it brings pickles or code in place of plain weights.
     """
     if not (folder / "config.json").exists():
         raise SettingsError(
@@ -90,8 +91,10 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedM
         )
     disable_progress_bar()  # of no use in a log file
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError) as error:
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise SettingsError(f"cannot load the policy in {folder}: {error}") from error
 
 

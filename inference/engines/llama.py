@@ -22,12 +22,26 @@ Rows = slice | Tensor
 """Rows of the cache: a slice (a view) or their indices (a copy)."""
 
 
+_LARGEST = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "intermediate_size": 2**24,
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 1024,
+    "max_position_embeddings": 2**18,
+}
+"""Sizes that a config.json must have, and the largest that are believed: tables are made before weights disagree."""
+
+_MALFORMED = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RuntimeError, SafetensorError)
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What the weights of a model must look like; two versions of one policy have equal shapes."""
 
     vocabulary: int
     hidden: int
+    mlp: int
     layers: int
     heads: int
     kv_heads: int
@@ -45,17 +59,19 @@ class Shape:
             EngineError: an architecture, activation, bias or rope type that this engine does not compute.
         """
         _refuse_unknown(config)
-        heads, hidden = config["num_attention_heads"], config["hidden_size"]
-        head_dim = config.get("head_dim") or hidden // heads
+        sizes = {name: _size(name, config.get(name), most) for name, most in _LARGEST.items()}
+        heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
+        head_dim = _size("head_dim", config.get("head_dim") or hidden // heads, 512)
         return cls(
-            vocabulary=config["vocab_size"],
+            vocabulary=sizes["vocab_size"],
             hidden=hidden,
-            layers=config["num_hidden_layers"],
+            mlp=sizes["intermediate_size"],
+            layers=sizes["num_hidden_layers"],
             heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
+            kv_heads=_size("num_key_value_heads", config.get("num_key_value_heads") or heads, heads),
             head_dim=head_dim,
-            epsilon=config.get("rms_norm_eps", 1e-6),
-            max_positions=config["max_position_embeddings"],
+            epsilon=float(config.get("rms_norm_eps", 1e-6)),
+            max_positions=sizes["max_position_embeddings"],
             rope=tuple(_inverse_frequencies(config, head_dim)),
             tied=bool(config.get("tie_word_embeddings", False)),
         )
@@ -87,15 +103,15 @@ class Llama:
             files = sorted(folder.glob("*.safetensors"))
             weights = {k: v.to(torch.float32, copy=True) for f in files for k, v in load_file(f).items()}
             self._take(weights)
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        except _MALFORMED as error:
             raise EngineError(f"cannot serve {folder}: {type(error).__name__}: {error}") from error
 
     def _take(self, weights: dict[str, Tensor]) -> None:
         s = self.shape
         self.embedding = _expect(weights, "model.embed_tokens.weight", (s.vocabulary, s.hidden))
-        self.norm = weights["model.norm.weight"]
+        self.norm = _expect(weights, "model.norm.weight", (s.hidden,))
         self.head = self.embedding if s.tied else _expect(weights, "lm_head.weight", (s.vocabulary, s.hidden))
-        self.layers = [_layer(weights, f"model.layers.{i}.") for i in range(s.layers)]
+        self.layers = [_layer(weights, f"model.layers.{i}.", s) for i in range(s.layers)]
         angles = torch.outer(torch.arange(s.max_positions).float(), torch.tensor(s.rope))
         self._cos = torch.cat([angles.cos(), angles.cos()], -1)
         self._sin = torch.cat([-angles.sin(), angles.sin()], -1)  # sign of rotate_half folded in
@@ -196,23 +212,32 @@ class _View:
     sin: Tensor
 
 
-def _expect(weights: dict[str, Tensor], name: str, shape: tuple[int, int]) -> Tensor:
+def _size(name: str, value: Any, most: int) -> int:
+    if not isinstance(value, int) or not 1 <= value <= most:
+        raise EngineError(f"config.json says {name} {str(value)[:40]}; expected a whole number from 1 to {most}")
+    return value
+
+
+def _expect(weights: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
     if tuple(weights[name].shape) != shape:
         raise EngineError(f"{name} has shape {tuple(weights[name].shape)}; config.json says {shape}")
     return weights[name]
 
 
-def _layer(weights: dict[str, Tensor], prefix: str) -> Layer:
-    def fused(*names: str) -> Tensor:
-        return torch.cat([weights[f"{prefix}{n}.weight"] for n in names])
+def _layer(weights: dict[str, Tensor], prefix: str, s: Shape) -> Layer:
+    queries, values = (s.heads * s.head_dim, s.hidden), (s.kv_heads * s.head_dim, s.hidden)
 
+    def expect(name: str, *shape: int) -> Tensor:
+        return _expect(weights, f"{prefix}{name}.weight", shape)
+
+    qkv = [expect(f"self_attn.{n}_proj", *(queries if n == "q" else values)) for n in "qkv"]
     return Layer(
-        attention_norm=fused("input_layernorm"),
-        qkv=fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        output=fused("self_attn.o_proj"),
-        mlp_norm=fused("post_attention_layernorm"),
-        gate_up=fused("mlp.gate_proj", "mlp.up_proj"),
-        down=fused("mlp.down_proj"),
+        attention_norm=expect("input_layernorm", s.hidden),
+        qkv=torch.cat(qkv),
+        output=expect("self_attn.o_proj", s.hidden, s.heads * s.head_dim),
+        mlp_norm=expect("post_attention_layernorm", s.hidden),
+        gate_up=torch.cat([expect(f"mlp.{n}_proj", s.mlp, s.hidden) for n in ("gate", "up")]),
+        down=expect("mlp.down_proj", s.hidden, s.mlp),
     )
 
 
