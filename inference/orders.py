@@ -1,8 +1,10 @@
 """What the control topic tells a rollout service: to pause, and which weight version to wait for."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Protocol
 
+from infra.control import refused
 from infra.kafka import Follower
 from schemas.errors import BrokerError
 from schemas.messages import Directive
@@ -21,15 +23,17 @@ class Orders:
     """The latest word on each setting, from directives to `rollout` and `all`.
 
     Attributes:
-        pause: Start no episodes.
         min_weight_version: Episodes wait for this version.
         directive_id: The directive that changed something last.
     """
 
-    def __init__(self, connect: Callable[[], Directives]) -> None:
+    def __init__(
+        self, connect: Callable[[], Directives], now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
         """`connect` may fail while Kafka is away; it is tried again at the next `poll`."""
-        self.pause, self.min_weight_version, self.directive_id = False, 0, ""
-        self._connect = connect
+        self.min_weight_version, self.directive_id = 0, ""
+        self._pause: Directive | None = None
+        self._connect, self._now = connect, now
         self._source: Directives | None = None
 
     @classmethod
@@ -37,12 +41,23 @@ class Orders:
         """The orders on the control topic of `kafka`."""
         return cls(lambda: Follower(kafka, CONTROL.name, Directive, client_id))
 
-    def poll(self) -> None:
-        """Take in what is new. Without an answer from Kafka the old orders stand, and all are read again later."""
+    @property
+    def pause(self) -> bool:
+        """Start no episodes now."""
+        return self._pause is not None and self._pause.pauses(self._now())
+
+    def poll(self, newest_version: int = 0, max_staleness: int = 0) -> None:
+        """Take in what is new. Without an answer from Kafka the old orders stand, and all are read again later.
+
+        A directive that demands a version far beyond `newest_version` is refused.
+        """
         try:
             self._source = self._source or self._connect()
             for directive in self._source.poll():
-                self._obey(directive)
+                if directive.target in ("rollout", "all") and not refused(
+                    directive, directive.refusal(newest_version, max_staleness, self._now())
+                ):
+                    self._obey(directive)
         except BrokerError:
             self.close()
 
@@ -53,9 +68,7 @@ class Orders:
             self._source = None
 
     def _obey(self, directive: Directive) -> None:
-        if directive.target not in ("rollout", "all"):
-            return
         if directive.pause is not None:
-            self.pause, self.directive_id = directive.pause, directive.directive_id
+            self._pause, self.directive_id = directive, directive.directive_id
         if directive.min_weight_version is not None:
             self.min_weight_version, self.directive_id = directive.min_weight_version, directive.directive_id

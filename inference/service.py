@@ -93,8 +93,9 @@ class RolloutService:
         await asyncio.sleep(_SEND_S)
 
     async def hear_orders(self) -> None:
-        """Take in new directives."""
-        await asyncio.to_thread(self.orders.poll)
+        """Take in new directives; before a version is known none can be judged, and nothing runs yet."""
+        if self.weights.latest:
+            await asyncio.to_thread(self.orders.poll, self.weights.latest, self.settings.loop.max_staleness)
         await asyncio.sleep(_REPORT_S)
 
     async def report(self) -> None:

@@ -1,13 +1,28 @@
-"""Sending a directive on the `control` topic."""
+"""Directives on the `control` topic: sending one, and what becomes of one that is not obeyed."""
 
+import logging
 from datetime import UTC, datetime
 from typing import Any
+
+from prometheus_client import Counter
 
 from infra.kafka import Producer
 from schemas.ids import trajectory_id
 from schemas.messages import Directive
 from schemas.settings import Kafka
 from schemas.topics import CONTROL
+
+log = logging.getLogger("lagoon.control")
+
+REFUSED = Counter("lagoon_refused_directives", "Directives that whoever they are for does not obey", ["target"])
+
+
+def refused(directive: Directive, reason: str | None) -> bool:
+    """Whether there is a `reason` not to obey; if so it is counted and logged."""
+    if reason is not None:
+        REFUSED.labels(directive.target).inc()
+        log.warning("directive %s from %s refused: %s", directive.directive_id, directive.issued_by, reason)
+    return reason is not None
 
 
 def send_directive(kafka: Kafka, *, target: str, issued_by: str, reason: str, **orders: Any) -> Directive:

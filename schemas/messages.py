@@ -3,22 +3,29 @@
 Frozen, strict about unknown keys, timestamps in UTC. `decode` turns bytes into a message or a ContractError.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
 
 from schemas.errors import ContractError
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """A JSON message longer than this is refused unread."""
 
+CLOCK_SKEW = timedelta(minutes=5)
+"""A directive from further in the future is refused: clocks of two machines do not differ by more."""
+
+MAX_PAUSE = timedelta(days=1)
+"""Nothing waits for ever: a pause that was forgotten ends by itself. Who needs a longer one issues it again."""
+
 MAX_PROBE_TOKENS = 1024
 """Attention over a probe takes memory that grows with the square of its length."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\w./:@+\- ]+$")]
 Ratio = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Factor = Annotated[float, Field(ge=0, le=1000)]
 Seconds = Annotated[float, Field(ge=0)]
 
 
@@ -62,7 +69,7 @@ class Task(Message):
     options: dict[str, Any] = {}
     seed: int
     draw: Count
-    attempt: int = Field(default=1, ge=1)
+    attempt: int = Field(default=1, ge=1, le=1024)
     origin: Name = "rollout"
     min_weight_version: Count = 0
     directive_id: str | None = None
@@ -175,19 +182,36 @@ class EvalResult(Message):
 class Directive(Message):
     """An order on the `control` topic; an absent field leaves that setting as it is.
 
-    `clock` directives carry no order: their broker timestamp is the time that the curate flow goes by.
+    `clock` directives carry no order: their broker timestamp is the time that the curate flow goes by. A pause that
+    nobody lifts ends MAX_PAUSE after `issued_at`.
     """
 
     directive_id: Name
     target: Literal["all", "dispatch", "curate", "learner", "rollout", "clock"]
     issued_by: Name
-    issued_at: datetime
+    issued_at: AwareDatetime
     reason: str = ""
     pause: bool | None = None
-    min_weight_version: int | None = Field(default=None, ge=0)
-    family_weights: dict[str, Annotated[float, Field(ge=0, le=1000)]] | None = None
-    bucket_weights: tuple[Annotated[float, Field(ge=0, le=1000)], ...] | None = None
+    min_weight_version: Count | None = None
+    family_weights: dict[Name, Factor] | None = Field(default=None, max_length=1024)
+    bucket_weights: tuple[Factor, ...] | None = Field(default=None, max_length=64)
     learning_rate_scale: float | None = Field(default=None, gt=0, le=10)
+
+    def refusal(self, newest_version: int, max_staleness: int, now: datetime | None) -> str | None:
+        """Why whoever knows of versions up to `newest_version` does not obey, or None.
+
+        News of versions may lag behind the directive, by as many as a trajectory may lag. What is not known yet, 0 or
+        None, refuses nothing.
+        """
+        if newest_version and (self.min_weight_version or 0) > newest_version + max_staleness + 1:
+            return f"weight version {self.min_weight_version} is not published; the newest known is {newest_version}"
+        if now and self.issued_at - now > CLOCK_SKEW:
+            return f"issued at {self.issued_at}, which lies in the future: it is {now}"
+        return None
+
+    def pauses(self, now: datetime) -> bool:
+        """Whether it orders a pause that is not over by itself."""
+        return bool(self.pause) and now - self.issued_at < MAX_PAUSE
 
 
 class UsageInterval(Message):

@@ -111,9 +111,10 @@ def clock(offset: int, at_s: float) -> Raw:
 
 
 def control(offset: int, at_s: float, directive_id: str = "d1", target: str = "curate", **orders: Any) -> Raw:
-    """A directive."""
+    """A directive, issued when the broker got it."""
+    issued_at = datetime.fromtimestamp(T0_MS / 1000 + at_s, UTC)
     directive = Directive.model_validate(
-        {"directive_id": directive_id, "target": target, "issued_by": "test", "issued_at": NOON, **orders}
+        {"directive_id": directive_id, "target": target, "issued_by": "test", "issued_at": issued_at, **orders}
     )
     return _side(CONTROL.name, directive, offset, at_s)
 

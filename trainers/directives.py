@@ -1,8 +1,11 @@
 """Directives from the `control` topic, as far as the learner obeys them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from infra.control import refused
 from infra.telemetry import logger
 from schemas.errors import BrokerError
 from schemas.messages import Directive
@@ -45,19 +48,24 @@ class Source(Protocol):
 class Directives:
     """Keeps the orders in force. While Kafka is away they stand as they are: training does not need it."""
 
-    def __init__(self, source: Source):
-        self._source = source
+    def __init__(self, source: Source, now: Callable[[], datetime] = lambda: datetime.now(UTC)):
+        self._source, self._now = source, now
         self._failure = ""
+        self._pause: Directive | None = None
         self.orders = Orders()
 
-    def poll(self) -> Orders:
-        """The orders in force now."""
+    def poll(self, weight_version: int = 0, max_staleness: int = 0) -> Orders:
+        """The orders in force now; one that demands a version far beyond `weight_version` is refused."""
         try:
             for directive in self._source.poll():
-                self.orders = obey(self.orders, directive)
+                if not refused(directive, directive.refusal(weight_version, max_staleness, self._now())):
+                    self._pause = directive if directive.pause else self._pause
+                    self.orders = obey(self.orders, directive)
             self._failure = ""
         except BrokerError as error:
             if str(error) != self._failure:
                 logger("learner").warning("directives are out of reach, orders stand", error=str(error))
             self._failure = str(error)
+        if self.orders.paused and self._pause and not self._pause.pauses(self._now()):
+            self.orders = replace(self.orders, paused=False)
         return self.orders

@@ -12,13 +12,14 @@ from flows.steps.difficulty import Posterior
 from flows.steps.dispatches import Entry, to_rows
 from flows.steps.draw import Choice, Deal, Difficulty, draw
 from flows.steps.supply import Supply
+from infra.control import refused
 from schemas.errors import ContractError
 from schemas.ids import group_id, task_id
 from schemas.messages import BufferReport, Directive, LearnerReport, Task, WeightSummary
 from schemas.names import OUTCOMES, Event
 from schemas.settings import Settings
 
-FORMAT = 1
+FORMAT = 2
 """Version of the pickled state."""
 
 PAUSE_S = 5.0
@@ -42,7 +43,7 @@ class State:
     now_ms: int = 0
     weight_version: int = 0
     num_draws: int = 0
-    paused: bool = False
+    pause: Directive | None = None
     min_weight_version: int = 0
     family_weights: dict[str, float] = field(default_factory=dict)
     directive_id: str | None = None
@@ -112,9 +113,12 @@ class Dispatcher:
 
     def _follow(self, directive: Directive) -> None:
         state = self.state
+        now = _time(state.now_ms) if state.now_ms else None
+        if refused(directive, directive.refusal(state.weight_version, self.settings.loop.max_staleness, now)):
+            return
         state.directive_id = directive.directive_id
         if directive.pause is not None:
-            state.paused = directive.pause
+            state.pause = directive if directive.pause else None
         if directive.min_weight_version is not None:
             state.min_weight_version = directive.min_weight_version
         if directive.family_weights is not None:
@@ -128,11 +132,15 @@ class Dispatcher:
         self.state.supply.note_time(now_ms)
         for lease in [x for x in self.state.leases.values() if x.until_ms <= now_ms]:
             self._run_out(lease.task)
-        if self.state.paused or not self.state.weight_version:  # before the first version there is nothing to run
+        if self._is_paused or not self.state.weight_version:  # before the first version there is nothing to run
             return
         loop = self.settings.loop
         for _ in range(self.state.supply.num_groups(len(self.state.leases), loop.group_size)):
             self._open()
+
+    @property
+    def _is_paused(self) -> bool:
+        return self.state.pause is not None and self.state.pause.pauses(_time(self.state.now_ms))
 
     def _pass_time(self, now_ms: int) -> None:
         state = self.state
@@ -142,7 +150,7 @@ class Dispatcher:
             state.leases = {k: x._replace(until_ms=x.until_ms + away_ms) for k, x in state.leases.items()}
 
     def _run_out(self, task: Task) -> None:
-        if self.state.paused:
+        if self._is_paused:
             self._abandon(task, "its lease ran out while dispatch was paused")
         elif task.attempt >= self.settings.dispatch.max_attempts:
             self._abandon(task, f"{task.attempt} leases of {self.settings.dispatch.lease_s:g} s ran out")

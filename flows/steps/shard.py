@@ -4,6 +4,8 @@ Every decision depends on the messages before it and on nothing else: time is th
 hand. How many messages come in one call changes only how many batches carry the rows.
 """
 
+from datetime import UTC, datetime
+
 from flows.steps import difficulty, eviction, groups
 from flows.steps.admission import from_the_future, too_old, version_at
 from flows.steps.chunk import Chunk, Note, Pack
@@ -16,6 +18,7 @@ from flows.steps.payloads import PayloadReader, Payloads
 from flows.steps.report import report
 from flows.steps.state import State, each_id
 from flows.steps.validate import RULES, takes_a_place
+from infra.control import refused
 from schemas.messages import BufferReport, Directive, WeightSummary
 from schemas.messages import ClosedGroup as ClosedGroupMessage
 from schemas.names import Event, Origin
@@ -69,9 +72,14 @@ class Shard:
         elif note.message.target == "clock":
             self._report(shard)
         elif note.message.target in {"curate", "all"}:
-            self._follow(note.message)
+            self._follow(note.message, shard)
 
-    def _follow(self, directive: Directive) -> None:
+    def _follow(self, directive: Directive, shard: int) -> None:
+        now = datetime.fromtimestamp(self.state.now_ms / 1000, UTC)
+        reason = directive.refusal(self.state.learner_version, self._loop.max_staleness, now)
+        if reason is not None:
+            refused(directive, reason if shard == 0 else None)  # every shard sees it; one tells
+            return
         self.state.directive_id = directive.directive_id
         if directive.bucket_weights is not None:
             self.state.bucket_weights = directive.bucket_weights

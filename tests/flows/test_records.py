@@ -104,7 +104,7 @@ def test_no_message_of_these_topics_counts_as_a_trajectory() -> None:
 
 
 def test_a_number_that_no_column_can_hold_is_a_dead_letter() -> None:
-    table, row = only([raw("weights", WEIGHT.model_copy(update={"num_bytes": 2**70}))])
+    table, row = only([raw("weights", WEIGHT.model_copy(update={"parent": 2**70}))])
     assert table == "dead_letters"
     assert "does not fit" in row["error"]
 

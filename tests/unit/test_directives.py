@@ -40,7 +40,7 @@ def test_orders_stand_while_kafka_is_away() -> None:
                 raise answer
             return answer
 
-    directives = Directives(Control())
+    directives = Directives(Control(), lambda: NOW)
     assert [directives.poll().directive_id for _ in range(3)] == ["a", "a", "a"]
 
 
@@ -58,3 +58,29 @@ def test_the_reason_names_the_buffer_and_the_age_of_the_last_row() -> None:
     short = explain(30, 7, 128, None, NOW)
     assert "buffer short (7 of 128 trajectories)" in short
     assert "no row was ever admitted" in short
+
+
+class Told:
+    """A control topic that holds these directives."""
+
+    def __init__(self, *directives: Directive) -> None:
+        self._left = list(directives)
+
+    def poll(self) -> list[Directive]:
+        left, self._left = self._left, []
+        return left
+
+
+def test_a_pause_that_nobody_lifts_ends_after_a_day() -> None:
+    now = [NOW]
+    directives = Directives(Told(directive("a", pause=True, learning_rate_scale=0.5)), lambda: now[0])
+    assert directives.poll().paused
+    now[0] = NOW + timedelta(days=1)
+    assert directives.poll() == Orders(paused=False, learning_rate_scale=0.5, directive_id="a")
+
+
+def test_a_version_that_nobody_published_and_an_order_from_the_future_are_refused() -> None:
+    """The learner is at version 7, the bound 3: 11 is believed, 12 is not."""
+    future = directive("c", pause=True, issued_at=NOW + timedelta(minutes=6))
+    told = Told(directive("a", min_weight_version=11), directive("b", min_weight_version=12), future)
+    assert Directives(told, lambda: NOW).poll(7, 3) == Orders(min_weight_version=11, directive_id="a")

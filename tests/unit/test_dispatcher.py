@@ -186,6 +186,27 @@ def test_directives_are_followed_and_named() -> None:
     assert dispatcher.state.family_weights == {"add": 2.0}
 
 
+def test_a_pause_that_nobody_lifts_ends_after_a_day() -> None:
+    dispatcher = started()
+    dispatcher.hear(directive(pause=True))
+    dispatcher.tick(86_399 * S)
+    assert dispatcher.state.leases == {}
+    dispatcher.tick(86_400 * S)
+    assert len(dispatcher.state.leases) == 4
+
+
+def test_a_version_that_nobody_published_and_an_order_from_the_future_are_refused() -> None:
+    """Version 1 is the newest, the bound 3: a minimum of 5 may be news on its way, 6 cannot be."""
+    dispatcher = started()
+    dispatcher.tick(S)
+    dispatcher.hear(directive(directive_id="a", min_weight_version=5))
+    dispatcher.hear(directive(directive_id="b", min_weight_version=6))
+    dispatcher.hear(directive(directive_id="c", pause=True, issued_at=at(302 * S)))
+    dispatcher.tick(2 * S)
+    assert (dispatcher.state.directive_id, dispatcher.state.min_weight_version) == ("a", 5)
+    assert dispatcher.state.pause is None
+
+
 def test_directives_for_others_are_not_followed() -> None:
     dispatcher = started()
     dispatcher.hear(directive(target="learner", pause=True))

@@ -1,5 +1,7 @@
 """What the control topic tells a rollout service."""
 
+from datetime import timedelta
+
 from inference.orders import Orders
 from schemas.errors import BrokerError
 from schemas.messages import Directive
@@ -33,7 +35,7 @@ def test_a_pause_holds_until_it_is_lifted_and_names_its_directive() -> None:
         [_directive(2, "all", min_weight_version=7)],
         [_directive(3, "all", pause=False)],
     )
-    orders = Orders(lambda: control)
+    orders = Orders(lambda: control, lambda: NOW)
     orders.poll()
     assert (orders.pause, orders.directive_id) == (True, "d1")
     orders.poll()
@@ -43,7 +45,9 @@ def test_a_pause_holds_until_it_is_lifted_and_names_its_directive() -> None:
 
 
 def test_directives_to_others_change_nothing() -> None:
-    orders = Orders(lambda: Control([_directive(1, "dispatch", pause=True), _directive(2, "clock", pause=True)]))
+    orders = Orders(
+        lambda: Control([_directive(1, "dispatch", pause=True), _directive(2, "clock", pause=True)]), lambda: NOW
+    )
     orders.poll()
     assert (orders.pause, orders.directive_id) == (False, "")
 
@@ -53,7 +57,7 @@ def test_orders_stand_while_kafka_is_away_and_are_read_anew_afterwards() -> None
         Control([_directive(1, "rollout", pause=True)], BrokerError("no answer")),
         Control([_directive(1, "rollout", pause=True), _directive(2, "rollout", pause=False)]),
     ]
-    orders = Orders(lambda: lives.pop(0))
+    orders = Orders(lambda: lives.pop(0), lambda: NOW)
     orders.poll()
     orders.poll()
     assert orders.pause
@@ -71,8 +75,30 @@ def test_a_broker_that_cannot_be_reached_at_the_start_is_tried_again() -> None:
         assert isinstance(answer, Control)
         return answer
 
-    orders = Orders(connect)
+    orders = Orders(connect, lambda: NOW)
     orders.poll()
     assert not orders.pause
     orders.poll()
     assert orders.pause
+
+
+def test_a_pause_that_nobody_lifts_ends_after_a_day() -> None:
+    now = [NOW]
+    orders = Orders(lambda: Control([_directive(1, "rollout", pause=True)]), lambda: now[0])
+    orders.poll()
+    now[0] = NOW + timedelta(days=1, seconds=-1)
+    assert orders.pause
+    now[0] = NOW + timedelta(days=1)
+    assert not orders.pause
+
+
+def test_a_version_that_nobody_published_and_an_order_from_the_future_are_refused() -> None:
+    """The newest version known is 7, the bound 3: news of 8 to 11 may be on their way, 12 cannot be."""
+    told = [
+        _directive(1, "rollout", min_weight_version=11),
+        _directive(2, "rollout", min_weight_version=12),
+        _directive(3, "rollout", pause=True, issued_at=NOW + timedelta(minutes=6)),
+    ]
+    orders = Orders(lambda: Control(told), lambda: NOW)
+    orders.poll(newest_version=7, max_staleness=3)
+    assert (orders.pause, orders.min_weight_version, orders.directive_id) == (False, 11, "d1")

@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import random
 from collections.abc import Sequence
+from datetime import timedelta
 
 import pytest
 
@@ -13,7 +14,7 @@ from flows.steps.state import State
 from schemas.errors import ContractError
 from schemas.names import OUTCOMES
 from schemas.trajectory import Trajectory, WeightVersionSpan
-from tests.samples import T0_MS, broken, clock, control, group, message, trajectory, uid, weights
+from tests.samples import NOON, T0_MS, broken, clock, control, group, message, trajectory, uid, weights
 from tests.unit.curation import SETTINGS, Curation, feed_each
 
 
@@ -276,6 +277,15 @@ def test_a_directive_raises_the_least_version_and_is_named_in_the_ledger() -> No
         *[("admitted", "order-1")] * 2,
     ]
     assert curation.rows["ledger"][2]["reason"] == "below weight version 3, the least by directive order-1"
+
+
+def test_a_version_that_nobody_published_is_no_least_version_and_spoils_nothing() -> None:
+    """The learner is at version 1, the bound 3: 6 = 1 + 3 + 2 cannot be news that is still on its way."""
+    future = control(1, 1, "b", pause=True, min_weight_version=2, issued_at=NOON + timedelta(days=365))
+    curation = curated(
+        weights(1, 0), control(0, 0, "a", min_weight_version=6), future, message(group("a", [0.0, 1.0]), 0, 2)
+    )
+    assert curation.events("directive_id") == [("admitted", None)] * 2
 
 
 def test_bucket_weights_raise_the_priority_of_recent_buckets() -> None:
