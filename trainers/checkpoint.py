@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from pydantic import Field, ValidationError
+
 from schemas.errors import LagoonError
-from schemas.messages import Manifest, Message, decode
+from schemas.messages import Count, M, Manifest, Message
 from trainers.stream import Cursor
 
 MANIFEST = "MANIFEST.json"
@@ -29,27 +31,27 @@ class Incarnation(Message):
     """One life of a learner, from its start or resume to its end."""
 
     name: str
-    resumed_from_step: int
+    resumed_from_step: Count
     started_at: datetime
 
 
 class Stored(Message):
-    """A file of a checkpoint, by its path inside."""
+    """A file of a checkpoint, by its path inside: relative, and without `..`."""
 
-    path: str
-    num_bytes: int
-    sha256: str
+    path: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$", max_length=512)
+    num_bytes: Count
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class State(Message):
     """What a learner is at a step. `publication` is the weight version that this checkpoint makes visible, if any."""
 
-    step: int = 0
-    weight_version: int = 0
-    published_step: int = 0
+    step: Count = 0
+    weight_version: Count = 0
+    published_step: Count = 0
     incarnations: tuple[Incarnation, ...] = ()
     mlflow_run: str | None = None
-    world_size: int = 1
+    world_size: int = Field(default=1, ge=1)
     publication: Manifest | None = None
 
 
@@ -83,7 +85,7 @@ class Checkpoints:
 
     def begin(self, step: int, version: int) -> Path:
         """An empty folder to write a checkpoint into; what an earlier try left there is removed."""
-        folder = self._root / f"step-{step:08d}-v{version:08d}"
+        folder = self._root / _name(step, version)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
@@ -128,20 +130,35 @@ class Checkpoints:
 
 
 def _load(folder: Path) -> Checkpoint:
-    try:
-        complete = decode(Complete, (folder / MANIFEST).read_bytes())
-    except LagoonError as error:
-        raise CheckpointError(f"{folder / MANIFEST} is damaged: {error}; {_MEND}") from error
+    complete = _read(Complete, folder / MANIFEST)
+    names = {file.path for file in complete.files}
+    if CURSOR not in names or folder.name != _name(complete.state.step, complete.state.weight_version):
+        raise CheckpointError(
+            f"{folder / MANIFEST} is of step {complete.state.step}, version {complete.state.weight_version} and lists "
+            f"{len(names)} files; expected those of the folder's name, and {CURSOR} among the files; {_MEND}"
+        )
     for file in complete.files:
         path = folder / file.path
-        found = _stored(folder, path) if path.is_file() else None
+        plain = path.is_file() and path.resolve() == folder.resolve() / file.path
+        found = _stored(folder, path) if plain else None
         if found != file:
-            observed = f"{found.num_bytes} bytes, SHA-256 {found.sha256[:12]}" if found else "missing"
+            observed = f"{found.num_bytes} bytes, SHA-256 {found.sha256[:12]}" if found else "missing or a link"
             raise CheckpointError(
                 f"checkpoint file {path} is {observed}; its manifest says {file.num_bytes} bytes, {file.sha256[:12]}. "
                 + _MEND
             )
-    return Checkpoint(folder, complete.state, Cursor.model_validate_json((folder / CURSOR).read_bytes()))
+    return Checkpoint(folder, complete.state, _read(Cursor, folder / CURSOR))
+
+
+def _read(type_: type[M], path: Path) -> M:
+    try:
+        return type_.model_validate_json(path.read_bytes())
+    except (ValidationError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {str(error)[:800]}; {_MEND}") from error
+
+
+def _name(step: int, version: int) -> str:
+    return f"step-{step:08d}-v{version:08d}"
 
 
 _MEND = "Restore it from a backup, or move the folder away to go on from the checkpoint before it"
