@@ -5,6 +5,7 @@ stood when it was begun, so that the files before it can go. What cannot be read
 skipped in silence. The folder belongs to one process at a time.
 """
 
+import errno
 import fcntl
 import os
 import struct
@@ -98,8 +99,13 @@ class SegmentLog:
         if self._file >= 0:
             self.sync()
             os.close(self._file)
+            self._file = -1
         self._open(self._next_number())
-        self._write(HEADER, self._header())
+        try:
+            self._write(HEADER, self._header())
+        except OSError:
+            self._abandon()
+            raise
         self._sync_folder()
 
     def read(self, place: Place) -> bytes:
@@ -141,15 +147,20 @@ class SegmentLog:
         """Above every file that was ever here, so that a file set aside is never overwritten."""
         return max((int(p.name[:8]) for p in self._folder.glob("[0-9]*")), default=0) + 1
 
+    def _abandon(self) -> None:
+        """Remove the file that was begun: without its header nothing in it would count. The next append tries again."""
+        os.close(self._file)
+        self._file = -1
+        self._path(self._active).unlink()
+        del self._sizes[self._active]
+
     def _write(self, kind: int, payload: bytes) -> Place:
         frame = _FRAME.pack(len(payload), _checksum(kind, payload), kind) + payload
         start = self._sizes[self._active]
         try:
             written = os.write(self._file, frame)
             if written != len(frame):
-                raise OSError(
-                    f"{written} of {len(frame)} bytes written to {self._path(self._active)}; is the disk full?"
-                )
+                raise OSError(errno.ENOSPC, f"{written} of {len(frame)} bytes written", str(self._path(self._active)))
         except OSError:
             os.ftruncate(self._file, start)
             raise

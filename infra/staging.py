@@ -101,9 +101,13 @@ def _stage_file(
 def _write_local(path: Path, rows: pa.Table) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
-    _write_parquet(rows, temporary)
-    sync_path(temporary)
-    os.rename(temporary, path)
+    try:
+        _write_parquet(rows, temporary)
+        sync_path(temporary)
+        os.rename(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # on a full disk it would take the room of the next try
+        raise
     sync_path(path.parent)
     return path.stat().st_size
 

@@ -21,7 +21,9 @@ from typing import Any
 from prometheus_client import REGISTRY, Gauge
 from prometheus_client.exposition import choose_encoder
 
+from infra import disk
 from infra.logs import configure, logger
+from infra.waits import WAITS
 from schemas.errors import LagoonError, SettingsError
 from schemas.settings import Settings, current, is_secret, load
 
@@ -30,6 +32,7 @@ __all__ = ["Stop", "Telemetry", "instance_name", "logger", "main"]
 HEALTHY = Gauge("lagoon_healthy", "1 while the service is healthy", ["service", "instance"])
 
 INSTANCE_ENVIRONMENT = "LAGOON_INSTANCE"
+_CLOSE_S = 5
 _STORES = ("AWS_", "AZURE_", "GOOGLE_")
 _LAUNCHER_ARGUMENTS = ("--local_rank=", "--local-rank=")  # the deepspeed launcher adds one to every rank
 
@@ -68,10 +71,13 @@ class Telemetry:
         HEALTHY.labels(self.service, self.instance).set(int(ok))
 
     def status(self) -> dict[str, Any]:
-        """What `/healthz` answers."""
+        """What `/healthz` answers: what was reported last, and red while a wait lasts."""
+        waits = WAITS.fault()
+        ok = self._ok and not waits
+        HEALTHY.labels(self.service, self.instance).set(int(ok))
         return {
-            "ok": self._ok,
-            "reason": self._reason,
+            "ok": ok,
+            "reason": "; ".join(filter(None, (waits, "" if waits and self._ok else self._reason))),
             "service": self.service,
             "instance": self.instance,
             "pid": os.getpid(),
@@ -82,7 +88,7 @@ class Telemetry:
         """Stop serving and remove the service file, unless a successor has written it anew."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
         if _read(self._file) == self._address():
             self._file.unlink(missing_ok=True)
 
@@ -164,6 +170,11 @@ def _exit_code(serve: Callable[[], None], log: Any) -> int:
         log.error("stopped", kind=type(error).__name__, error=str(error))
         return 2 if isinstance(error, SettingsError) else 1
     except (Exception, KeyboardInterrupt) as error:
+        if disk.is_full(error):
+            where = getattr(error, "filename", None)
+            text = f"{error}; {disk.full(Path(where))}" if where else f"{error}; make room on the disk"
+            log.error("stopped", kind=type(error).__name__, error=text)
+            return 1
         log.error("crashed", kind=type(error).__name__, error=str(error), traceback=traceback.format_exc())
         return 1
     log.info("ended")
@@ -205,6 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
             code = HTTPStatus.OK if status["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
             self._answer(code, "application/json", json.dumps(status).encode())
         elif path == "/metrics":
+            self.server.telemetry.status()
             encode, content_type = choose_encoder(self.headers.get("Accept", ""))
             self._answer(HTTPStatus.OK, content_type, encode(REGISTRY))
         else:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from obstore.exceptions import AlreadyExistsError, BaseError
 
 from infra.fingerprints import fingerprint, fingerprint_file
+from infra.retries import reason
 from infra.store import exclusive_create_works, local_path, open_store, sync_path
 from infra.weight_files import MANIFEST, check_listed, describe, verify
 from schemas.errors import ContractError, WeightStoreError
@@ -226,7 +227,8 @@ class WeightStore:
         except AlreadyExistsError:
             raise
         except BaseError as error:
-            raise WeightStoreError(f"weight store {self.uri} cannot be reached or refuses: {error}") from error
+            text = reason(error, self._folder)
+            raise WeightStoreError(f"weight store {self.uri} cannot be reached or refuses: {text}") from error
 
     def _refuse_links(self, path: str) -> None:
         """On a local folder, neither read nor write through a link in it: what it names lies elsewhere."""

@@ -31,7 +31,7 @@ def explain(waited_s: float, available: int, needed: int, last_admitted_at: date
     """Why there is no batch, and what happens now."""
     age = "no row was ever admitted"
     if last_admitted_at is not None:
-        age = f"the last row was admitted {(now - last_admitted_at).total_seconds():.0f} s ago"
+        age = f"the last row was admitted {max(0.0, (now - last_admitted_at).total_seconds()):.0f} s ago"
     state = "empty" if not available else "short"
     return (
         f"no batch for {waited_s:.0f} s: buffer {state} ({available} of {needed} trajectories), {age}. "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flows.connectors.epochs import EpochPart, Flag, State
 from flows.connectors.items import Clock, Hole, Raw
 from flows.connectors.merge import Merge
-from flows.connectors.pulse import log
+from flows.connectors.pulse import PULSE, log
 from flows.connectors.reader import End
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ CLOCK = "clock"
 
 ROUND_S = 0.05
 """Time between rounds of end offsets of a merge; clocks of brokers, and their replicas, may lag by less than this."""
+
+BEHIND_S = 5.0
+"""A broker's clock that was set back by more than this is shown in health."""
 
 MAX_WAITING_BYTES = 16 * 1024 * 1024
 """A topic with more than this waiting to be merged is not read on."""
@@ -38,6 +41,7 @@ class MergePart(EpochPart):
         places = {t: (p, state[t][0] if state and t in state else None) for t, p in self._partitions.items()}
         self._reader = source.reader(part, places)
         self._num_late = 0
+        self._is_behind = False
 
     def pull(self, max_items: int, max_bytes: int) -> Sequence[Raw | Hole]:
         """Read what has come and take what is in order."""
@@ -79,7 +83,21 @@ class MergePart(EpochPart):
             self._merge.reached(item.topic, item.offset)
         else:
             timestamp = self._merge.timestamp(item.topic, item.timestamp)
+            if isinstance(item, Raw):
+                self._note_clock((timestamp - item.timestamp) / 1000)
             self._merge.add(dataclasses.replace(item, timestamp=timestamp, lane=self._lane))
+
+    def _note_clock(self, behind_s: float) -> None:
+        """Say that the broker's clock was set back: messages keep their order, but time stands still for so long."""
+        if (behind_s > BEHIND_S) == self._is_behind:
+            return
+        self._is_behind = not self._is_behind
+        reason = (
+            f"the broker's clock was set back by {behind_s:.0f} s. Decision: go on; until it has caught up, groups "
+            "close only by their last member"
+        )
+        log.warning("%s: %s", self.part, reason if self._is_behind else "the broker's clock has caught up")
+        PULSE.trouble(f"{self.part} clock", reason if self._is_behind else None)
 
     def _report_late(self) -> None:
         if self._merge.num_late > self._num_late:

@@ -1,12 +1,15 @@
 """Signs of life that sources and sinks of this process give, for its health."""
 
 import logging
+import math
 import threading
 import time
 
 from schemas.errors import BrokerError
 
 log = logging.getLogger("lagoon.flows")
+
+_QUIET = "nothing has come for {:.0f} s, not even the dispatcher's clock: is dispatch up? Decision: wait on"
 
 
 class Pulse:
@@ -17,7 +20,7 @@ class Pulse:
         self._beats: dict[str, float] = {}
         self._troubles: dict[str, str] = {}
         self._begun = False
-        self._active_at = 0.0
+        self._active_at = time.monotonic()
 
     def beat(self, part: str) -> None:
         """`part` has finished an epoch."""
@@ -47,13 +50,22 @@ class Pulse:
             else:
                 self._troubles[part] = reason
 
-    def fault(self, silence_s: float) -> str:
-        """What is wrong, in words; empty if nothing: a trouble, or a part without an epoch for `silence_s`."""
+    def silent_s(self) -> float:
+        """Seconds since the part that has been silent for longest finished an epoch; 0 before the first one."""
+        with self._lock:
+            return time.monotonic() - min(self._beats.values()) if self._beats else 0.0
+
+    def fault(self, silence_s: float, quiet_s: float = math.inf) -> str:
+        """What is wrong, in words; empty if nothing.
+
+        A trouble, a part without an epoch for `silence_s`, or nothing at all that was emitted for `quiet_s`.
+        """
         with self._lock:
             now = time.monotonic()
             silent = [f"{p}: no epoch for {now - at:.0f} s" for p, at in self._beats.items() if now - at > silence_s]
             begun = [] if self._begun else ["no epoch has ended yet"]
-            return "; ".join([f"{p}: {reason}" for p, reason in self._troubles.items()] + silent + begun)
+            quiet = [_QUIET.format(self.quiet_s())] if self._begun and self.quiet_s() > quiet_s else []
+            return "; ".join([f"{p}: {reason}" for p, reason in self._troubles.items()] + silent + begun + quiet)
 
 
 PULSE = Pulse()

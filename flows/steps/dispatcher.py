@@ -23,7 +23,7 @@ FORMAT = 2
 """Version of the pickled state."""
 
 PAUSE_S = 5.0
-"""A clock that stood still for longer was the dispatcher's own absence, which no lease has to answer for."""
+"""A clock that moved by more, either way, was set or was the dispatcher's absence; no lease has to answer for it."""
 
 News = BufferReport | LearnerReport | WeightSummary | Directive
 
@@ -89,7 +89,7 @@ class Dispatcher:
         if isinstance(news, BufferReport):
             self._hear_shard(news)
         elif isinstance(news, LearnerReport):
-            self.state.supply.note_learner(news.num_available, _ms(news.at), self.settings)
+            self.state.supply.note_learner(news.num_available, self.state.now_ms, self.settings)
             self._note_version(news.weight_version)
         elif isinstance(news, WeightSummary):
             self._note_version(news.version)
@@ -146,8 +146,9 @@ class Dispatcher:
         state = self.state
         away_ms = now_ms - state.now_ms if state.now_ms else 0
         state.now_ms = now_ms
-        if away_ms > max(PAUSE_S, 10 * self.settings.dispatch.tick_s) * 1000:
+        if abs(away_ms) > max(PAUSE_S, 10 * self.settings.dispatch.tick_s) * 1000:
             state.leases = {k: x._replace(until_ms=x.until_ms + away_ms) for k, x in state.leases.items()}
+            state.supply.shift(away_ms)
 
     def _run_out(self, task: Task) -> None:
         if self._is_paused:

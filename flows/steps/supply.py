@@ -48,8 +48,13 @@ class Supply:
         while len(self.history) > 1 and self.history[1][0] <= self.reported_ms:
             self.history.pop(0)
 
+    def shift(self, by_ms: int) -> None:
+        """Follow a clock that was set."""
+        self.history = [(at_ms + by_ms, admitted) for at_ms, admitted in self.history]
+        self.reported_ms += by_ms
+
     def note_learner(self, available: int, at_ms: int, settings: Settings) -> None:
-        """Take in the learner's count, and steer.
+        """Take in the learner's count, heard at `at_ms` by the clock of `note_time`, and steer.
 
         Additive increase while it lacks a batch; multiplicative decrease while it has more than `updates_ahead` of
         them, or while much of what comes is stale.

@@ -8,9 +8,9 @@ from schemas.errors import BrokerError
 
 def test_a_flow_is_not_healthy_before_its_first_epoch() -> None:
     pulse = Pulse()
-    assert pulse.fault(60) == "no epoch has ended yet"
+    assert pulse.fault(60, 60) == "no epoch has ended yet"
     pulse.beat("00000/usage")
-    assert pulse.fault(60) == ""
+    assert pulse.fault(60, 60) == ""
 
 
 def test_a_part_that_goes_silent_is_named_and_one_that_ended_is_not() -> None:
@@ -18,15 +18,23 @@ def test_a_part_that_goes_silent_is_named_and_one_that_ended_is_not() -> None:
     pulse.beat("00000/usage")
     pulse.beat("00000/evals")
     pulse.end("00000/evals")
-    assert pulse.fault(-1) == "00000/usage: no epoch for 0 s"
+    assert pulse.fault(-1, 60) == "00000/usage: no epoch for 0 s"
+
+
+def test_a_flow_that_hears_nothing_at_all_says_so() -> None:
+    pulse = Pulse()
+    assert pulse.silent_s() == 0
+    pulse.beat("00000/usage")
+    assert "is dispatch up?" in pulse.fault(60, -1)
+    assert pulse.silent_s() >= 0
 
 
 def test_a_trouble_shows_until_the_broker_answers() -> None:
     patience = Patience("00000/weights", 60)
     patience.trouble("connection refused")
-    assert "00000/weights: waiting for the broker: connection refused" in PULSE.fault(60)
+    assert "00000/weights: waiting for the broker: connection refused" in PULSE.fault(60, 60)
     patience.ok()
-    assert "00000/weights" not in PULSE.fault(60)
+    assert "00000/weights" not in PULSE.fault(60, 60)
 
 
 def test_patience_ends_with_the_reason_and_the_setting() -> None:
