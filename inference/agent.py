@@ -182,8 +182,10 @@ class _Episode:
         return _truncated(StopReason.CONTEXT if full else StopReason.TURN_TOKENS)
 
     def _late(self) -> Ending:
-        """The episode's limit has passed: the engine's failure if most of the time went there, else the agent's."""
+        """The limit has passed: the fault of a verifier at work, of an engine that took most of it, or the agent's."""
         limit_s = self.limits.episode_timeout_s
+        if self.at == ErrorKind.VERIFIER:
+            return _failed(self.at, f"no score by the end of the episode's {limit_s:g} s", StopReason.EPISODE_TIMEOUT)
         if self.engine_s > limit_s / 2:
             error = f"the engine took {self.engine_s:.1f} of the episode's {limit_s:g} s"
             return _failed(ErrorKind.ENGINE, error, StopReason.EPISODE_TIMEOUT)

@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import Awaitable, Callable
 
+from inference.environments.base import try_families
 from inference.orders import Orders
 from inference.outbox import Outbox
 from inference.service import RolloutService
@@ -57,6 +58,7 @@ def open_outbox(settings: Settings, instance: str) -> Outbox:
 def run(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
     """Put the service together and run it."""
     log = logger(Service.ROLLOUT, telemetry.instance)
+    try_families(settings.families, settings.run.seed)
     tasks = ShareGroupTasks(settings.kafka, telemetry.instance, log.warning)
     orders = Orders.of(settings.kafka, telemetry.instance)
     outbox = open_outbox(settings, telemetry.instance)

@@ -15,6 +15,7 @@ from typing import Any, Self
 from inference.environments.calls import Call, Malformed, parse_calls
 from schemas.errors import SettingsError
 from schemas.names import ResultStatus
+from schemas.settings import Family
 from schemas.trajectory import Reward
 
 Message = dict[str, Any]
@@ -99,7 +100,10 @@ class Environment(ABC):
 Build = Callable[[str, int, int, Mapping[str, Any]], Environment]
 """(family, index, seed, options) -> environment. The task depends on these four alone."""
 
-ENVIRONMENTS = {"calculator": "inference.environments.calculator:build"}
+ENVIRONMENTS = {
+    "calculator": "inference.environments.calculator:build",
+    "humaneval": "inference.environments.humaneval:build",
+}
 
 
 def build(environment: str, family: str, index: int, seed: int, options: Mapping[str, Any]) -> Environment:
@@ -109,6 +113,16 @@ def build(environment: str, family: str, index: int, seed: int, options: Mapping
         SettingsError: no such environment, or options that it does not take.
     """
     return builder(environment)(family, index, seed, options)
+
+
+def try_families(families: Sequence[Family], seed: int) -> None:
+    """Build the first task of each family, so that one that cannot be played stops a service at its start.
+
+    Raises:
+        SettingsError: an environment is unknown, refuses its options, or lacks what it needs on this machine.
+    """
+    for family in families:
+        build(family.environment, family.name, 0, seed, family.options)
 
 
 def builder(environment: str) -> Build:
