@@ -6,12 +6,18 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from infra.lake import Lake
 from schemas.names import Event
+from schemas.settings import Objective
 from schemas.tables import EXPERIENCE, LEDGER
+from trainers.batches import MicroBatch, Tokens
+from trainers.objectives import ActionTokens, Terms, evaluate
+from trainers.objectives.aggregate import AGGREGATIONS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+PLAIN = Objective(kl=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,29 @@ def group(prefix: str, size: int, version: int = 1) -> list[Sample]:
     return [Sample(f"{prefix}-{i}", version, r, mean, std, prefix) for i, r in enumerate(rewards)]
 
 
+def table(rows: Sequence[tuple[Sequence[int], Sequence[bool], Sequence[float]]]) -> Tokens:
+    """Rows of (token ids, action mask, behavior logprobs)."""
+    ids, masks, behavior = zip(*rows, strict=True)
+    columns = {
+        "token_ids": pa.array(ids, pa.list_(pa.int32())),
+        "action_mask": pa.array(masks, pa.list_(pa.bool_())),
+        "behavior_logprobs": pa.array(behavior, pa.list_(pa.float32())),
+    }
+    return Tokens.of(pa.table(columns))
+
+
+def terms_of(batch: MicroBatch, logprobs: torch.Tensor, options: Objective = PLAIN, **more: object) -> Terms:
+    """What `options` make of a micro-batch to which the learner gives `logprobs`; each token counts alike."""
+    tokens = action_tokens(batch, logprobs, **more)
+    return evaluate(tokens, AGGREGATIONS["token"](tokens, 1, 1, 1), options, options.kl)
+
+
+def action_tokens(batch: MicroBatch, logprobs: torch.Tensor, **more: object) -> ActionTokens:
+    """The action tokens of a micro-batch, as an objective gets them."""
+    owners, rows = batch.owners, len(batch.rows)
+    return ActionTokens(logprobs, batch.behavior_logprobs, batch.advantages, owners, rows, **more)  # pyright: ignore[reportArgumentType]
+
+
 def _row(sample: Sample) -> dict[str, object]:
     return {
         **{f.name: _blank(f) for f in EXPERIENCE.schema},
@@ -62,6 +91,7 @@ def _row(sample: Sample) -> dict[str, object]:
         "min_weight_version": sample.version,
         "max_weight_version": sample.version,
         "version_bucket": sample.version,
+        "status": "completed",
         "reward": sample.reward,
         "group_reward_mean": sample.mean,
         "group_reward_std": sample.std,

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainers.credit import Floats, group_advantages
+from trainers.credit import Floats
 
 Ints = NDArray[np.int64]
 
@@ -90,10 +90,9 @@ class MicroBatch:
         return MicroBatch(*(getattr(self, name).to(device, non_blocking=True) for name in self.__slots__))
 
 
-def row_advantages(rows: pa.Table) -> Floats:
-    """Advantages [n] of `rows`, each from its own group columns."""
-    names = ("reward", "group_reward_mean", "group_reward_std")
-    return group_advantages(*(rows.column(name).cast(pa.float64()).to_numpy() for name in names))
+def spread(values: Floats, tokens: Tokens) -> NDArray[np.float32]:
+    """Each row's value [n] at all of its tokens, [T]."""
+    return np.repeat(values.astype(np.float32), tokens.lengths)
 
 
 def num_action_tokens(tokens: Tokens) -> Ints:
@@ -102,20 +101,25 @@ def num_action_tokens(tokens: Tokens) -> Ints:
     return counts[tokens.offsets[1:]] - counts[tokens.offsets[:-1]]
 
 
-def rank_batches(tokens: Tokens, advantages: Floats, parts: int, rank: int, size: int) -> Iterator[MicroBatch]:
+def rank_batches(
+    tokens: Tokens, advantages: NDArray[np.float32], parts: int, rank: int, size: int
+) -> Iterator[MicroBatch]:
     """The micro-batches of rank `rank` of `size`: every size-th row by length, so that all have about as much to do.
 
-    `rows` of the micro-batches are places in the global batch.
+    `advantages` [T] has one for each token of `tokens`. `rows` of the micro-batches are places in the global batch.
     """
     order = np.argsort(tokens.lengths, kind="stable")[rank::size]
-    sorted_tokens = tokens if np.array_equal(order, np.arange(len(tokens.lengths))) else tokens.take(order.tolist())
+    if not np.array_equal(order, np.arange(len(tokens.lengths))):
+        bounds = tokens.offsets
+        advantages = np.concatenate([advantages[:0], *(advantages[bounds[i] : bounds[i + 1]] for i in order)])
+        tokens = tokens.take(order.tolist())
     for part in np.array_split(np.arange(len(order)), parts):
-        rows = order[part]
-        span = sorted_tokens.slice(int(part[0]), int(part[-1]) + 1) if len(part) else sorted_tokens.slice(0, 0)
-        yield _micro_batch(span, rows, advantages[rows].astype(np.float32))
+        start, end = (int(part[0]), int(part[-1]) + 1) if len(part) else (0, 0)
+        span = slice(tokens.offsets[start], tokens.offsets[end])
+        yield _micro_batch(tokens.slice(start, end), order[part], advantages[span])
 
 
-def micro_batches(tokens: Tokens, advantages: Floats, parts: int) -> Iterator[MicroBatch]:
+def micro_batches(tokens: Tokens, advantages: NDArray[np.float32], parts: int) -> Iterator[MicroBatch]:
     """The rows as exactly `parts` micro-batches of similar length, shortest first.
 
     The count does not depend on the content, because every rank has to call backward equally often.
@@ -131,14 +135,13 @@ def _micro_batch(tokens: Tokens, rows: Ints, advantages: NDArray[np.float32]) ->
     for row, (start, end) in enumerate(pairwise(bounds)):
         ids[row, : end - start] = tokens.token_ids[start:end]
         mask[row, : end - start] = actions[start:end]
-    counts = mask.sum(1)
     return MicroBatch(
         rows=torch.from_numpy(rows),
         token_ids=torch.from_numpy(ids),
         action_mask=torch.from_numpy(mask[:, 1:]),
         behavior_logprobs=torch.from_numpy(tokens.behavior_logprobs[actions]),
-        advantages=torch.from_numpy(np.repeat(advantages, counts)),
-        owners=torch.from_numpy(np.repeat(np.arange(len(rows)), counts)),
+        advantages=torch.from_numpy(advantages[actions]),
+        owners=torch.from_numpy(np.repeat(np.arange(len(rows)), mask.sum(1))),
     )
 
 

@@ -7,13 +7,15 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from infra import disk
 from schemas.errors import LagoonError
 from schemas.messages import Count, M, Manifest, Message
 from trainers.stream import Cursor
@@ -52,6 +54,7 @@ class State(Message):
     incarnations: tuple[Incarnation, ...] = ()
     mlflow_run: str | None = None
     world_size: int = Field(default=1, ge=1)
+    kl_coefficient: float | None = None
     publication: Manifest | None = None
 
 
@@ -75,6 +78,22 @@ class Checkpoint:
     def policy(self) -> Path:
         """Its weights, as a Hugging Face folder."""
         return self.folder / POLICY
+
+
+@contextmanager
+def writing(folder: Path) -> Generator[None]:
+    """Write a checkpoint into `folder` inside. On a full disk what was written of it goes, for it would never count.
+
+    Raises:
+        LagoonError: the disk is full; says which.
+    """
+    try:
+        with disk.room(folder, f"checkpoint {folder.name}"):
+            yield
+    except LagoonError:
+        if not (folder / MANIFEST).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 class Checkpoints:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -52,6 +53,12 @@ def leave_one_out_advantages(rewards: Floats, means: Floats, nums: NDArray[np.in
     siblings = np.asarray(nums, np.float64)
     signal = (siblings > 1) & np.isfinite(rewards) & np.isfinite(means)
     return np.where(signal, (rewards - means) * siblings / np.maximum(siblings - 1, 1), 0.0)
+
+
+def row_advantages(rows: pa.Table) -> Floats:
+    """Advantages [n] of `rows`, each from its own group columns."""
+    names = ("reward", "group_reward_mean", "group_reward_std")
+    return group_advantages(*(rows.column(name).cast(pa.float64()).to_numpy() for name in names))
 
 
 def _varied(means: Floats, stds: Floats) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 import time
 import uuid
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -20,14 +20,16 @@ from infra.weights import WeightStore
 from schemas.messages import Directive, Probe
 from schemas.settings import Settings
 from schemas.topics import CONTROL
-from trainers.batches import Tokens, num_action_tokens, row_advantages
+from trainers.batches import Tokens, num_action_tokens
 from trainers.checkpoint import Checkpoint, Checkpoints, Incarnation, State
-from trainers.credit import Floats
+from trainers.credit import row_advantages
 from trainers.directives import Directives
 from trainers.metrics import summarize
+from trainers.objectives.kl import adapted
 from trainers.publish import Publisher, is_due, manifest
 from trainers.records import Step, engine_mismatch, lineage, rates, sample_rows, step_row
 from trainers.reports import Reports, numbers
+from trainers.signals import Signals, signals
 from trainers.stream import Batch, ExperienceStream
 from trainers.watchdog import Watchdog, explain
 
@@ -38,9 +40,10 @@ class Order:
 
     kind: Literal["train", "wait", "end"]
     tokens: Tokens | None = None
-    advantages: Floats = field(default_factory=lambda: np.zeros(0))
+    signals: Signals | None = None
     num_tokens: int = 0
     learning_rate: float = 0.0
+    kl: float = 0.0
     save: bool = False
     publish: bool = False
 
@@ -95,10 +98,12 @@ class Desk:
         metrics, per_row = summarize(sums)
         row = step_row(step, metrics, num_tokens, grad_norm, busy_s)
         life = self._state.incarnations[-1]
-        stamp = lineage(life, self._learner.objective, self._tracking.run_id)
+        stamp = lineage(life, self._settings.objective.name, self._tracking.run_id)
         self._lake.append("train_samples", sample_rows(step, life.name, per_row), self._app_id, step.number)
         self._lake.append("train_steps", [row | stamp | {"finished_at": datetime.now(UTC)}], self._app_id, step.number)
-        self._state = self._state.model_copy(update={"step": step.number, "mlflow_run": self._tracking.run_id})
+        kl = adapted(self._kl, metrics.kl, self._settings.objective.kl_target)
+        changes = {"step": step.number, "mlflow_run": self._tracking.run_id, "kl_coefficient": kl}
+        self._state = self._state.model_copy(update=changes)
         mismatch = engine_mismatch(step, self._state.published_step, per_row)
         shown = numbers(row | rates(row) | {"engine_mismatch": mismatch})
         self._tracking.metrics({f"train/{name}": value for name, value in shown.items()}, step.number)
@@ -138,6 +143,12 @@ class Desk:
         self._control.close()
         self._producer.close()
 
+    @property
+    def _kl(self) -> float:
+        """The coefficient of the KL term now."""
+        known = self._state.kl_coefficient
+        return self._settings.objective.kl if known is None else known
+
     def _draw(self) -> Batch | None:
         """A batch if there is one and it is time for it; reports in passing."""
         version, now = self._state.weight_version, time.monotonic()
@@ -169,16 +180,16 @@ class Desk:
 
     def _train(self, batch: Batch) -> Order:
         state, orders = self._state, self._directives.orders
-        number = state.step + 1
+        number, version = state.step + 1, state.weight_version
         publish = is_due(self._learner, number, state.published_step)
         rate = self._learner.learning_rate * orders.learning_rate_scale
         rate *= min(1.0, number / max(self._learner.warmup_steps, 1))
-        advantages = row_advantages(batch.rows)
         wait_s = time.monotonic() - self._idle_since
-        version = state.weight_version
-        self._step = Step(number, version, version + 1 if publish else None, rate, orders, batch, advantages, wait_s)
+        published, advantages = version + 1 if publish else None, row_advantages(batch.rows)
+        self._step = Step(number, version, published, rate, orders, batch, advantages, wait_s)
         num_tokens = int(num_action_tokens(batch.tokens).sum())
-        return Order("train", batch.tokens, advantages, num_tokens, rate, publish, publish)
+        made = signals(batch.rows, batch.tokens, self._settings)
+        return Order("train", batch.tokens, made, num_tokens, rate, self._kl, publish, publish)
 
 
 def checkpoints(settings: Settings) -> Checkpoints:

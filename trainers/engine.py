@@ -4,7 +4,7 @@ Gradients are sums over the action tokens of all ranks and micro-batches, divide
 divide again by the accumulation steps and by the ranks; `train_step` undoes both.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,12 @@ from schemas.messages import Probe
 from schemas.settings import Settings
 from trainers.batches import MicroBatch
 from trainers.metrics import COLUMNS, trajectory_sums
-from trainers.objectives import OBJECTIVES
+from trainers.objectives import ActionTokens, evaluate
+from trainers.objectives.aggregate import AGGREGATIONS
+from trainers.objectives.dpo import preferences
 from trainers.policy import Scorer, load_policy
 from trainers.ranks import Ranks
+from trainers.signals import Signals
 
 TAG = "deepspeed"
 PROBE_TOKENS, PROBE_STRIDE = 32, 37
@@ -30,23 +33,25 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Engine:
     """The policy under DeepSpeed, on this rank. Every method is collective: all ranks call it alike."""
 
-    def __init__(self, settings: Settings, ranks: Ranks, policy: Path, reference: Path | None = None):
-        """Load `policy`, and `reference` where the objective has a KL term.
+    def __init__(self, settings: Settings, ranks: Ranks, policy: Path, proximal: Path | None = None):
+        """Load `policy`, `starting_policy(settings)` where the objective has a reference, and `proximal` for PPO.
 
         Raises:
             SettingsError: a policy that cannot be loaded, or settings that leave nothing to learn from.
         """
         if settings.rollout.temperature == 0:
             raise SettingsError("rollout.temperature is 0: greedy rollouts have no distribution to learn from")
-        learner = settings.learner
+        learner, self._options = settings.learner, settings.objective
         torch.set_num_threads(learner.threads)
         torch.manual_seed(settings.run.seed)
         self._ranks = ranks
         self._stage = learner.zero_stage
-        self._objective = OBJECTIVES[learner.objective]
-        self._clips = {"clip": learner.clip, "clip_high": learner.clip_high or learner.clip, "kl": learner.kl}
+        self._longest = settings.rollout.max_tokens
         self.parts = max(1, min(learner.micro_batches, settings.loop.batch_size // ranks.size))
-        self._reference = _frozen(reference, settings, ranks.device)
+        needs_reference = self._options.kl or "dpo" in self._options.names
+        self._reference = _frozen(starting_policy(settings), settings, ranks.device) if needs_reference else None
+        decoupled = "ppo" in self._options.names
+        self._proximal = _frozen(proximal or policy, settings, ranks.device) if decoupled else None
         scorer = Scorer(load_policy(policy, _DTYPES[learner.precision]), settings.rollout.temperature)
         self._deepspeed = _deepspeed()
         config = deepspeed_config(settings, self.parts, ranks.size)
@@ -58,30 +63,37 @@ class Engine:
         return self._engine.module.model
 
     def train_step(
-        self, batches: Iterable[MicroBatch], num_rows: int, num_tokens: int, learning_rate: float
+        self, batches: Sequence[MicroBatch], signals: Signals, num_tokens: int, learning_rate: float, kl: float
     ) -> tuple[NDArray[np.float64], float]:
         """One optimizer step on this rank's `parts` micro-batches of a global batch.
 
         Args:
             batches: their `rows` are places in the global batch.
-            num_rows: rows of the global batch.
+            signals: of the global batch.
             num_tokens: action tokens of the global batch; the one divisor of the loss.
             learning_rate: of this step.
+            kl: coefficient of the KL term.
 
         Returns:
             Sums [num_rows, len(COLUMNS)] of all ranks' trajectories, and the gradient norm before clipping.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm, sums = 0.0, torch.zeros(num_rows, len(COLUMNS), dtype=torch.float64, device=self._ranks.device)
+        rows = self._row_signals(batches, signals, num_tokens)
+        norm, sums = 0.0, torch.zeros(len(rows), len(COLUMNS), dtype=torch.float64, device=self._ranks.device)
         scale = self._ranks.size / max(num_tokens, 1)  # DeepSpeed averages over ranks; the loss is a sum over them
         for batch in batches:
-            loss, sums[batch.rows] = self._score(batch.to(self._ranks.device))
+            loss, sums[batch.rows] = self._score(batch.to(self._ranks.device), rows, num_tokens, kl)
             self._engine.backward(loss * scale, scale_wrt_gas=False)
             norm = self._plain_norm()
             self._engine.step()
         summed = self._ranks.add(sums)  # each row is one rank's alone
         return summed.cpu().numpy(), float(self._engine.get_global_grad_norm() or norm)
+
+    def anchor(self, tensors: Mapping[str, Tensor]) -> None:
+        """Make `tensors`, which are being published, the proximal policy."""
+        if self._proximal is not None:
+            self._proximal.model.load_state_dict(tensors)
 
     def probe(self) -> Probe:
         """Logprobs at temperature 1 of fixed tokens, with the weights now: what an engine must agree with."""
@@ -121,14 +133,43 @@ class Engine:
         """Let go of DeepSpeed's hooks and buffers."""
         self._engine.destroy()
 
-    def _score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def _score(self, batch: MicroBatch, rows: Tensor, num_tokens: int, kl: float) -> tuple[Tensor, Tensor]:
         """Loss summed over the action tokens, and the sums [b, len(COLUMNS)] of the batch's rows."""
+        kept, success_weights, preferences = rows[batch.rows][batch.owners].unbind(1)
         logprobs = self._engine(batch.token_ids, batch.action_mask)
-        with torch.no_grad():
-            ref = self._reference(batch.token_ids, batch.action_mask) if self._reference is not None else None
-        terms = self._objective(logprobs, batch.behavior_logprobs, batch.advantages, ref, **self._clips)
-        rows = len(batch.rows)
-        return terms.loss.sum(), trajectory_sums(terms, logprobs, batch.behavior_logprobs, batch.owners, rows)
+        tokens = ActionTokens(
+            logprobs,
+            batch.behavior_logprobs,
+            batch.advantages,
+            batch.owners,
+            len(batch.rows),
+            ref_logprobs=_scored(self._reference, batch),
+            proximal_logprobs=_scored(self._proximal, batch),
+            success_weights=success_weights,
+            preferences=preferences,
+        )
+        weights = kept * AGGREGATIONS[self._options.aggregation](tokens, num_tokens, len(rows), self._longest)
+        terms = evaluate(tokens, weights, self._options, kl)
+        return terms.loss.sum(), trajectory_sums(terms, tokens)
+
+    def _row_signals(self, batches: Sequence[MicroBatch], signals: Signals, num_tokens: int) -> Tensor:
+        """Per row of the global batch, float32 [num_rows, 3]: kept, success weight, preference."""
+        columns = [torch.from_numpy(x.astype(np.float32)) for x in (signals.kept, signals.success_weights)]
+        device = self._ranks.device
+        return torch.stack([*(x.to(device) for x in columns), self._preferences(batches, signals, num_tokens)], 1)
+
+    def _preferences(self, batches: Sequence[MicroBatch], signals: Signals, num_tokens: int) -> Tensor:
+        """What DPO multiplies each row's logprobs by, [num_rows]; zeros where it takes no part."""
+        log_ratios = torch.zeros(len(signals.kept), device=self._ranks.device)
+        if "dpo" not in self._options.names:
+            return log_ratios
+        for batch in (b.to(self._ranks.device) for b in batches):
+            with torch.no_grad():
+                moved = self._engine(batch.token_ids, batch.action_mask) - _scored(self._reference, batch)
+            log_ratios[batch.rows] = torch.zeros(len(batch.rows), device=moved.device).index_add(0, batch.owners, moved)
+        chosen, rejected = (torch.from_numpy(x).to(log_ratios.device) for x in (signals.chosen, signals.rejected))
+        pull, _ = preferences(self._ranks.add(log_ratios), chosen, rejected, self._options.dpo_beta)
+        return pull * num_tokens  # the loss is divided by the tokens, a mean over pairs must not be
 
     def _plain_norm(self) -> float:
         """The gradient norm at the last micro-batch without ZeRO, where DeepSpeed clips but keeps no norm."""
@@ -166,12 +207,23 @@ def _deepspeed() -> Any:
     return deepspeed
 
 
-def _frozen(folder: Path | None, settings: Settings, device: torch.device) -> Scorer | None:
-    """The reference policy, or None where no KL is asked for."""
-    if folder is None or settings.learner.kl == 0:
-        return None
+def starting_policy(settings: Settings) -> Path:
+    """The folder of the policy that version 1 is."""
+    return Path(settings.policy.path) if settings.policy.path else settings.run.folder / "policy"
+
+
+def _frozen(folder: Path, settings: Settings, device: torch.device) -> Scorer:
+    """A policy that is only ever scored with."""
     model = load_policy(folder, _DTYPES[settings.learner.precision])
     return Scorer(model, settings.rollout.temperature).to(device).eval().requires_grad_(False)
+
+
+def _scored(policy: Scorer | None, batch: MicroBatch) -> Tensor | None:
+    """Logprobs [n] of the action tokens under a frozen policy."""
+    if policy is None:
+        return None
+    with torch.no_grad():
+        return policy(batch.token_ids, batch.action_mask)
 
 
 def _rng(folder: Path, rank: int) -> Path:

@@ -17,9 +17,9 @@ from infra.telemetry import Stop, Telemetry, logger, main
 from infra.weights import WeightStore
 from schemas.settings import Settings
 from trainers.batches import rank_batches
-from trainers.checkpoint import POLICY, Checkpoint
+from trainers.checkpoint import POLICY, Checkpoint, writing
 from trainers.desk import Desk, Order, checkpoints
-from trainers.engine import Engine
+from trainers.engine import Engine, starting_policy
 from trainers.policy import export
 from trainers.publish import check_order
 from trainers.ranks import Ranks, prepare_environment
@@ -68,22 +68,29 @@ def find(settings: Settings) -> Checkpoint | None:
 
 def start(settings: Settings, ranks: Ranks, found: Checkpoint | None) -> Engine:
     """The engine as `found` left it, or with the starting policy."""
-    first = starting_policy(settings)
-    engine = Engine(settings, ranks, found.policy if found else first, first if settings.learner.kl else None)
+    proximal: Path | None = ranks.share(published(settings, found) if ranks.rank == 0 else None)
+    engine = Engine(settings, ranks, found.policy if found else starting_policy(settings), proximal)
     if found and not engine.restore(found.folder, found.state.world_size):
         sizes = {"before": found.state.world_size, "now": ranks.size}
         logger("learner").warning("number of ranks changed under ZeRO: optimizer moments start anew", **sizes)
     return engine
 
 
+def published(settings: Settings, found: Checkpoint | None) -> Path | None:
+    """Weights of the version published last, where `found` was saved later; they are PPO's proximal policy."""
+    if found is None or "ppo" not in settings.objective.names or found.state.step == found.state.published_step:
+        return None
+    return WeightStore.of(settings).fetch(found.state.weight_version, settings.run.folder / "proximal")
+
+
 def train(engine: Engine, ranks: Ranks, desk: Desk | None, order: Order) -> None:
     """One optimizer step, on each rank's share of the batch; rank 0 writes it down."""
     began = time.monotonic()
-    if order.tokens is None:
+    if order.tokens is None or order.signals is None:
         raise RuntimeError("an order to train came without a batch")
-    batches = rank_batches(order.tokens, order.advantages, engine.parts, ranks.rank, ranks.size)
+    batches = list(rank_batches(order.tokens, order.signals.advantages, engine.parts, ranks.rank, ranks.size))
     with desk.busy() if desk else nullcontext():
-        sums, norm = engine.train_step(batches, len(order.advantages), order.num_tokens, order.learning_rate)
+        sums, norm = engine.train_step(batches, order.signals, order.num_tokens, order.learning_rate, order.kl)
     if desk:
         desk.record(sums, norm, order.num_tokens, time.monotonic() - began)
 
@@ -91,18 +98,16 @@ def train(engine: Engine, ranks: Ranks, desk: Desk | None, order: Order) -> None
 def save(settings: Settings, engine: Engine, ranks: Ranks, desk: Desk | None, publish: bool) -> None:
     """A checkpoint, and after it, if due, a publication."""
     folder: Path = ranks.share(desk.begin_checkpoint(publish) if desk else None)
-    engine.save(folder)
-    tensors, probe = engine.tensors(), engine.probe()
-    if desk:
-        hit("learner.after_shards")
-        export(engine.model, tensors, starting_policy(settings), folder / POLICY)
-        desk.finish_checkpoint(folder, probe, publish)
+    with writing(folder):
+        engine.save(folder)
+        tensors, probe = engine.tensors(), engine.probe()
+        if publish:
+            engine.anchor(tensors)
+        if desk:
+            hit("learner.after_shards")
+            export(engine.model, tensors, starting_policy(settings), folder / POLICY)
+            desk.finish_checkpoint(folder, probe, publish)
     ranks.barrier()
-
-
-def starting_policy(settings: Settings) -> Path:
-    """The folder of the policy that version 1 is."""
-    return Path(settings.policy.path) if settings.policy.path else settings.run.folder / "policy"
 
 
 def follow() -> None:

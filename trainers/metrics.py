@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainers.objectives import Terms
+from trainers.objectives import ActionTokens, Terms
 
 COLUMNS = ("num_tokens", "loss", "kl", "entropy", "ratio", "log_ratio", "log_ratio_abs", "clipped", "ratio_max")
 """Columns of a trajectory's sums: all are sums over its action tokens but the last."""
@@ -47,9 +47,10 @@ class StepMetrics:
         return asdict(self)
 
 
-def trajectory_sums(terms: Terms, logprobs: Tensor, behavior_logprobs: Tensor, owners: Tensor, rows: int) -> Tensor:
-    """Sums [rows, len(COLUMNS)] in float64 over the action tokens [n] that `owners` [n] gives to each row."""
-    log_ratio = logprobs - behavior_logprobs
+def trajectory_sums(terms: Terms, tokens: ActionTokens) -> Tensor:
+    """Sums [num_rows, len(COLUMNS)] in float64 over each row's action tokens."""
+    logprobs = tokens.logprobs
+    log_ratio = logprobs - tokens.behavior_logprobs
     sums = (
         torch.ones_like(logprobs),
         terms.loss,
@@ -61,9 +62,9 @@ def trajectory_sums(terms: Terms, logprobs: Tensor, behavior_logprobs: Tensor, o
         terms.clipped,
     )
     values = torch.stack([x.detach().double() for x in sums], dim=1)
-    table = torch.zeros(rows, len(COLUMNS), dtype=torch.float64, device=logprobs.device)
-    table[:, :-1].index_add_(0, owners, values)
-    table[:, -1].scatter_reduce_(0, owners, terms.importance_ratio.double(), "amax")
+    table = torch.zeros(tokens.num_rows, len(COLUMNS), dtype=torch.float64, device=logprobs.device)
+    table[:, :-1].index_add_(0, tokens.owners, values)
+    table[:, -1].scatter_reduce_(0, tokens.owners, terms.importance_ratio.double(), "amax")
     return table
 
 

@@ -33,6 +33,7 @@ SCALARS = (
     "min_weight_version",
     "version_bucket",
     "priority",
+    "status",
     "reward",
     "group_reward_mean",
     "group_reward_std",

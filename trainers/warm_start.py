@@ -133,7 +133,7 @@ def _batches(rows: Tokens, size: int, steps: int) -> Iterator[Tokens]:
 def _step(scorer: Scorer, rows: Tokens) -> float:
     """Gradients of the mean loss over the action tokens of `rows`; returns that loss."""
     num_tokens, total = int(num_action_tokens(rows).sum()), 0.0
-    for batch in micro_batches(rows, np.zeros(len(rows.lengths)), PARTS):
+    for batch in micro_batches(rows, np.zeros(len(rows.token_ids), np.float32), PARTS):
         loss = -scorer(batch.token_ids, batch.action_mask).sum() / num_tokens
         loss.backward()
         total += loss.item()

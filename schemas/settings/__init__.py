@@ -8,7 +8,9 @@ from schemas.settings.base import Section, is_secret
 from schemas.settings.data import Family, Kafka, Lake, Run, Tracking, Weights
 from schemas.settings.load import ENVIRONMENT_FILE, current, load
 from schemas.settings.loops import Curate, Dispatch, Evaluator, Learner, Loop, Policy, Rollout
+from schemas.settings.objective import Objective
 from schemas.settings.upkeep import Cost, Maintenance, Stack, Telemetry
+from schemas.settings.vllm import Vllm
 from schemas.settings.whole import Settings
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "Learner",
     "Loop",
     "Maintenance",
+    "Objective",
     "Policy",
     "Rollout",
     "Run",
@@ -31,6 +34,7 @@ __all__ = [
     "Stack",
     "Telemetry",
     "Tracking",
+    "Vllm",
     "Weights",
     "current",
     "is_secret",

@@ -62,8 +62,10 @@ class Curate(Section):
 class Rollout(Section):
     """A rollout service."""
 
-    engine: Literal["torch"] = "torch"
+    engine: Literal["torch", "vllm"] = "torch"
     max_episodes: Positive = 128
+    token_budget: Positive = 262_144
+    """Context and tokens still to be sampled of the requests in the engine at once; more wait, and no tasks are pulled."""
     max_turns: Positive = 6
     max_turn_tokens: Positive = 24
     max_tokens: Positive = 480
@@ -77,17 +79,24 @@ class Rollout(Section):
     services: Positive = 1
     threads: Positive = 1
 
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_distribution(cls, data: Any) -> Any:
+        cut = sorted({"top_p", "top_k", "min_p"} & set(data)) if isinstance(data, dict) else []
+        if cut:
+            raise ValueError(
+                f"rollout sets {cut}; tokens are sampled from the whole distribution, because an engine that cuts it "
+                "renormalizes the logprobs and importance ratios are biased; use rollout.temperature"
+            )
+        return data
+
 
 class Learner(Section):
     """The learner."""
 
-    objective: Literal["grpo"] = "grpo"
     num_train_steps: Positive = 1000
     learning_rate: float = Field(default=1e-5, gt=0)
     warmup_steps: int = Field(default=5, ge=0)
-    clip: float = Field(default=0.2, gt=0)
-    clip_high: float | None = Field(default=None, gt=0)
-    kl: float = Field(default=0.1, ge=0)
     micro_batches: Positive = 4
     max_grad_norm: float = Field(default=1.0, gt=0)
     max_uses: Positive = 1
@@ -131,6 +140,8 @@ class Learner(Section):
 class Evaluator(Section):
     """The evaluator and curator."""
 
+    engine: Literal["torch", "vllm"] = "torch"
+    """Its own, whatever the rollouts use."""
     samples_per_family: Positive = 40
     full_samples_per_family: Positive = 160
     full_every: Positive = 25

@@ -7,7 +7,9 @@ from pydantic import model_validator
 from schemas.settings.base import Section
 from schemas.settings.data import Family, Kafka, Lake, Run, Tracking, Weights
 from schemas.settings.loops import Curate, Dispatch, Evaluator, Learner, Loop, Policy, Rollout
+from schemas.settings.objective import Objective
 from schemas.settings.upkeep import Cost, Maintenance, Stack, Telemetry
+from schemas.settings.vllm import Vllm
 
 
 class Settings(Section):
@@ -23,7 +25,9 @@ class Settings(Section):
     dispatch: Dispatch = Dispatch()
     curate: Curate = Curate()
     rollout: Rollout = Rollout()
+    vllm: Vllm = Vllm()
     learner: Learner = Learner()
+    objective: Objective = Objective()
     evaluator: Evaluator = Evaluator()
     policy: Policy = Policy()
     cost: Cost = Cost()
@@ -35,6 +39,11 @@ class Settings(Section):
     def lake_uri(self) -> str:
         """Where the lake is."""
         return self.lake.uri or str(self.run.folder / "lake")
+
+    @property
+    def claims_uri(self) -> str:
+        """Where bodies lie that are too large for a message."""
+        return self.lake.claims_uri or f"{self.lake_uri.rstrip('/')}/_lagoon/claims"
 
     @property
     def weights_uri(self) -> str:
@@ -64,6 +73,11 @@ class Settings(Section):
             raise ValueError(
                 f"rollout.tool_timeout_s {self.rollout.tool_timeout_s} must be below "
                 f"rollout.episode_timeout_s {self.rollout.episode_timeout_s}"
+            )
+        if self.rollout.token_budget < self.rollout.max_tokens:
+            raise ValueError(
+                f"rollout.token_budget {self.rollout.token_budget} is below rollout.max_tokens "
+                f"{self.rollout.max_tokens}; an episode could wait for ever"
             )
         if self.kafka.retention_h * 3600 < 10 * self.curate.group_timeout_s:
             raise ValueError(

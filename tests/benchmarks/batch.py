@@ -24,7 +24,8 @@ from infra.lake import Lake
 from schemas.settings import Settings, load
 from schemas.tables import EXPERIENCE
 from tests.experience import Sample, experience
-from trainers.batches import rank_batches, row_advantages
+from trainers.batches import rank_batches
+from trainers.signals import signals
 from trainers.stream import COLUMNS, ExperienceStream
 
 BATCH, COMMIT, PARTS = 128, 256, 4
@@ -92,7 +93,8 @@ def assemble(lake: Lake, settings: Settings) -> int:
         stream.poll(1)
         if (batch := stream.take(1)) is None:
             return rows
-        for part in rank_batches(batch.tokens, row_advantages(batch.rows), PARTS, 0, 1):
+        made = signals(batch.rows, batch.tokens, settings)
+        for part in rank_batches(batch.tokens, made.advantages, PARTS, 0, 1):
             rows += len(part.rows)
 
 

@@ -5,32 +5,27 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from schemas.settings import Settings, load
-from trainers.batches import Tokens, num_action_tokens, rank_batches
+from tests.experience import table
+from trainers.batches import Tokens, num_action_tokens, rank_batches, spread
 from trainers.engine import Engine
 from trainers.metrics import summarize
 from trainers.ranks import Ranks, prepare_environment
+from trainers.signals import Signals
 
 LEARNING_RATE = 1e-2
-SPLITS = [(0, 1), (0, 2), (0, 4), (1, 1), (1, 2), (1, 4), (2, 2), (3, 2)]
+SPLITS = [("grpo", stage, parts) for stage, parts in ((0, 1), (0, 2), (0, 4), (1, 1), (1, 2), (1, 4), (2, 2), (3, 2))]
+OTHERS = [(name, 1, parts) for name in ("ppo", "gspo", "dpo") for parts in (1, 4)]
 
 
-def settings_of(stage: int, parts: int, batch: int) -> Settings:
-    options = {"learner.zero_stage": stage, "learner.micro_batches": parts, "loop.batch_size": batch}
-    options |= {"loop.group_size": 1, "learner.kl": 0.0, "learner.max_grad_norm": 1e6}
+def settings_of(objective: str, stage: int, parts: int, policy: Path) -> Settings:
+    """Everything that depends on the whole batch is on for all but the plain objective."""
+    options = {"learner.zero_stage": stage, "learner.micro_batches": parts, "loop.batch_size": 8}
+    options |= {"loop.group_size": 1, "objective.name": objective, "policy.path": policy, "learner.max_grad_norm": 1e6}
+    more = {"objective.kl": 0.1, "objective.aggregation": "sequence", "objective.negative_shift": 0.5}
+    options |= {"objective.kl": 0.0} if objective == "grpo" else more
     return load(overrides=[f"--{name}={value}" for name, value in options.items()])
-
-
-def table(rows: list[tuple[list[int], list[bool], list[float]]]) -> Tokens:
-    ids, masks, behavior = zip(*rows, strict=True)
-    columns = {
-        "token_ids": pa.array(ids, pa.list_(pa.int32())),
-        "action_mask": pa.array(masks, pa.list_(pa.bool_())),
-        "behavior_logprobs": pa.array(behavior, pa.list_(pa.float32())),
-    }
-    return Tokens.of(pa.table(columns))
 
 
 def uneven() -> tuple[Tokens, np.ndarray]:
@@ -43,17 +38,25 @@ def uneven() -> tuple[Tokens, np.ndarray]:
     return table(rows), random.normal(size=8)
 
 
-def figures(ranks: Ranks, policy: Path, stage: int, parts: int) -> dict[str, object]:
+def signals_of(tokens: Tokens, advantages: np.ndarray) -> Signals:
+    """Two pairs that no micro-batch of two rows holds together, and successes of both ends of the lengths."""
+    successes = np.where(np.isin(np.arange(8), (0, 7)), 2.0, 0.0).astype(np.float32)
+    return Signals(spread(advantages, tokens), np.ones(8, np.bool_), successes, np.array([0, 6]), np.array([7, 1]))
+
+
+def figures(ranks: Ranks, policy: Path, objective: str, stage: int, parts: int) -> dict[str, object]:
     """Loss, gradient norm and weights after one step."""
     tokens, advantages = uneven()
-    engine = Engine(settings_of(stage, parts, len(advantages)), ranks, policy)
-    total = int(num_action_tokens(tokens).sum())
-    batches = rank_batches(tokens, advantages, engine.parts, ranks.rank, ranks.size)
-    sums, norm = engine.train_step(batches, len(advantages), total, LEARNING_RATE)
+    settings = settings_of(objective, stage, parts, policy)
+    engine = Engine(settings, ranks, policy)
+    total, signals = int(num_action_tokens(tokens).sum()), signals_of(tokens, advantages)
+    batches = list(rank_batches(tokens, signals.advantages, engine.parts, ranks.rank, ranks.size))
+    sums, norm = engine.train_step(batches, signals, total, LEARNING_RATE, settings.objective.kl)
     weights = {name: float(x.double().sum()) for name, x in engine.tensors().items()}
     logprobs = engine.probe().logprobs
     engine.close()
     return {
+        "objective": objective,
         "stage": stage,
         "parts": parts,
         "loss": summarize(sums)[0].loss,
@@ -67,7 +70,7 @@ def main(policy: str, out: str) -> None:
     """Write the figures of all splits to `out`."""
     prepare_environment()
     ranks = Ranks()
-    found = [figures(ranks, Path(policy), stage, parts) for stage, parts in SPLITS]
+    found = [figures(ranks, Path(policy), *split) for split in (*SPLITS, *OTHERS)]
     if ranks.rank == 0:
         Path(out).write_text(json.dumps(found))
     ranks.close()

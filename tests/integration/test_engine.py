@@ -4,16 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.experience import table, terms_of
 from tests.integration import engine_figures
 from tests.policies import write_policy
-from trainers.batches import micro_batches, num_action_tokens
-from trainers.objectives import OBJECTIVES
+from trainers.batches import micro_batches, num_action_tokens, spread
 from trainers.policy import Scorer, load_policy
 
 ROOT = Path(__file__).parents[2]
@@ -29,12 +30,9 @@ def by_hand(policy: Path) -> tuple[float, float, Scorer]:
     """Loss, gradient norm and policy after one AdamW step of plain torch on the whole batch."""
     tokens, advantages = engine_figures.uneven()
     scorer = Scorer(load_policy(policy))
-    (batch,) = micro_batches(tokens, advantages, 1)
+    (batch,) = micro_batches(tokens, spread(advantages, tokens), 1)
     logprobs = scorer(batch.token_ids, batch.action_mask)
-    terms = OBJECTIVES["grpo"](
-        logprobs, batch.behavior_logprobs, batch.advantages, None, clip=0.2, clip_high=0.2, kl=0.0
-    )
-    loss = terms.loss.sum() / int(num_action_tokens(tokens).sum())
+    loss = terms_of(batch, logprobs).loss.sum() / int(num_action_tokens(tokens).sum())
     loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in scorer.parameters() if p.grad is not None])
     rate = engine_figures.LEARNING_RATE
@@ -58,11 +56,17 @@ def test_all_splits_agree_with_plain_torch_on_the_whole_batch(policy: Path, tmp_
     assert done.returncode == 0, done.stderr[-3000:]
     loss, norm, scorer = by_hand(policy)
     weights = {name: x.double().sum().item() for name, x in scorer.model.state_dict().items()}
-    for found in json.loads(out.read_text()):
+    figures = json.loads(out.read_text())
+    for found in (x for x in figures if x["objective"] == "grpo"):
         where = f"ZeRO {found['stage']}, {found['parts']} micro-batches, {num_ranks} ranks"
         assert found["loss"] == pytest.approx(loss, rel=1e-6), where
         assert found["norm"] == pytest.approx(norm, rel=1e-6), where
         assert found["weights"] == pytest.approx(weights, rel=1e-4, abs=1e-3), where
+    for name in {x["objective"] for x in figures}:
+        one, *splits = (x for x in figures if x["objective"] == name)
+        assert all(x["norm"] == pytest.approx(one["norm"], rel=1e-5) for x in splits), name
+        assert all(x["loss"] == pytest.approx(one["loss"], rel=1e-5, abs=1e-7) for x in splits), name
+        assert one["norm"] > 0, name
 
 
 def test_loss_of_uneven_micro_batches_is_not_divided_again(policy: Path) -> None:
@@ -72,12 +76,10 @@ def test_loss_of_uneven_micro_batches_is_not_divided_again(policy: Path) -> None
     advantages, losses = np.array([-1.0, 0.0]), []
     for parts in (1, 2):
         made = [(ids, mask, [0.0] * len(ids)) for ids, mask, _ in rows]
-        tokens, loss = engine_figures.table(made), 0.0
-        for batch in micro_batches(tokens, advantages, parts):
+        tokens, loss = table(made), 0.0
+        for batch in micro_batches(tokens, spread(advantages, tokens), parts):
             logprobs = scorer(batch.token_ids, batch.action_mask)
-            terms = OBJECTIVES["grpo"](
-                logprobs, logprobs.detach(), batch.advantages, None, clip=0.2, clip_high=0.2, kl=0.0
-            )
-            loss += terms.loss.sum().item() / int(num_action_tokens(tokens).sum())
+            on_policy = replace(batch, behavior_logprobs=logprobs.detach())
+            loss += terms_of(on_policy, logprobs).loss.sum().item() / int(num_action_tokens(tokens).sum())
         losses.append(loss)
     assert losses == pytest.approx([0.1, 0.1])

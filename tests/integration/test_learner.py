@@ -47,7 +47,7 @@ def prepare(tmp_path: Path, kafka: Kafka, steps: int) -> Settings:
         "learner.sync_interval_start": 3,
         "learner.sync_interval": 3,
         "learner.micro_batches": 2,
-        "learner.kl": 0.01,
+        "objective.kl": 0.01,
         "learner.watchdog_s": 2,
         "telemetry.usage_s": 0.5,
         "tracking.enabled": False,

@@ -10,21 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.settings import Policy
-from trainers.batches import Tokens, micro_batches, num_action_tokens, rank_batches
-from trainers.objectives import OBJECTIVES
+from tests.experience import table, terms_of
+from trainers.batches import Tokens, micro_batches, num_action_tokens, rank_batches, spread
 from trainers.policy import Scorer, tiny_llama
 
 VOCABULARY = 16
-
-
-def table(rows: list[tuple[list[int], list[bool], list[float]]]) -> Tokens:
-    ids, masks, behavior = zip(*rows, strict=True)
-    columns = {
-        "token_ids": pa.array(ids, pa.list_(pa.int32())),
-        "action_mask": pa.array(masks, pa.list_(pa.bool_())),
-        "behavior_logprobs": pa.array(behavior, pa.list_(pa.float32())),
-    }
-    return Tokens.of(pa.table(columns))
 
 
 def random_table(num_rows: int, seed: int = 0) -> Tokens:
@@ -46,7 +36,7 @@ def test_tensors_are_shifted_to_predict_the_next_token() -> None:
     rows = table(
         [([5, 6, 7, 8], [False, False, True, True], [0.0, 0.0, -0.5, -0.25]), ([9, 3], [False, True], [0, -2])]
     )
-    (batch,) = micro_batches(rows, np.array([1.0, -1.0]), 1)
+    (batch,) = micro_batches(rows, spread(np.array([1.0, -1.0]), rows), 1)
     assert batch.rows.tolist() == [1, 0]  # shortest first
     assert batch.token_ids.tolist() == [[9, 3, 0, 0], [5, 6, 7, 8]]
     assert batch.action_mask.tolist() == [[True, False, False], [False, True, True]]
@@ -56,7 +46,8 @@ def test_tensors_are_shifted_to_predict_the_next_token() -> None:
 
 
 def test_there_are_always_as_many_micro_batches_as_asked_for() -> None:
-    batches = list(micro_batches(random_table(2), np.ones(2), 4))
+    rows = random_table(2)
+    batches = list(micro_batches(rows, spread(np.ones(2), rows), 4))
     assert [len(b.rows) for b in batches] == [1, 1, 0, 0]
     assert batches[3].behavior_logprobs.shape == (0,)
 
@@ -75,7 +66,7 @@ def test_equal_weights_give_ratio_one_at_every_action_token() -> None:
                 ([1] * 30, [False, *[True] * 29], [0.0] * 30),
             ]
         )
-        (batch,) = micro_batches(rows, np.ones(2), 1)
+        (batch,) = micro_batches(rows, spread(np.ones(2), rows), 1)
         logprobs = model(batch.token_ids, batch.action_mask)
     mine = batch.owners == 0
     ratios = (logprobs - batch.behavior_logprobs)[mine].exp()
@@ -99,14 +90,13 @@ def test_logprobs_are_of_the_distribution_that_was_sampled_from() -> None:
 def test_loss_of_uneven_micro_batches_is_one_mean_over_all_tokens() -> None:
     # one action token with loss 1, nine with loss 0: 0.1, not the mean of means (0.5)
     rows = table([([1, 2], [False, True], [0.0, 0.0]), ([1] * 10, [False] + [True] * 9, [0.0] * 10)])
-    advantages, total = np.array([-1.0, 0.0]), int(num_action_tokens(rows).sum())
+    advantages, total = spread(np.array([-1.0, 0.0]), rows), int(num_action_tokens(rows).sum())
     assert total == 10
     for parts in (1, 2):
         loss = 0.0
         for batch in micro_batches(rows, advantages, parts):
             zeros = torch.zeros(len(batch.behavior_logprobs))
-            terms = OBJECTIVES["grpo"](zeros, zeros, batch.advantages, None, clip=0.2, clip_high=0.2, kl=0.0)
-            loss += terms.loss.sum().item() / total
+            loss += terms_of(batch, zeros).loss.sum().item() / total
         assert loss == pytest.approx(0.1)
 
 
@@ -114,16 +104,14 @@ def gradients(batches: list, total: int) -> torch.Tensor:
     model = scorer()
     for batch in batches:
         logprobs = model(batch.token_ids, batch.action_mask)
-        terms = OBJECTIVES["grpo"](
-            logprobs, batch.behavior_logprobs, batch.advantages, None, clip=0.2, clip_high=0.2, kl=0.0
-        )
-        (terms.loss.sum() / total).backward()
+        (terms_of(batch, logprobs).loss.sum() / total).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 @pytest.mark.parametrize(("parts", "ranks"), [(2, 1), (4, 1), (6, 1), (2, 2), (3, 4)])
 def test_every_split_over_micro_batches_and_ranks_gives_the_same_gradient(parts: int, ranks: int) -> None:
-    rows, advantages = random_table(12), np.random.default_rng(1).normal(size=12)
+    rows = random_table(12)
+    advantages = spread(np.random.default_rng(1).normal(size=12), rows)
     total = int(num_action_tokens(rows).sum())
     whole = gradients(list(micro_batches(rows, advantages, 1)), total)
     split = [b for rank in range(ranks) for b in rank_batches(rows, advantages, parts, rank, ranks)]
@@ -134,7 +122,7 @@ def test_every_split_over_micro_batches_and_ranks_gives_the_same_gradient(parts:
 @given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 1000))
 def test_no_row_and_no_action_token_is_lost(parts: int, num_rows: int, seed: int) -> None:
     rows = random_table(num_rows, seed)
-    batches = list(micro_batches(rows, np.ones(num_rows), parts))
+    batches = list(micro_batches(rows, spread(np.ones(num_rows), rows), parts))
     assert sorted(int(i) for b in batches for i in b.rows) == list(range(num_rows))
     assert sum(len(b.behavior_logprobs) for b in batches) == rows.action_mask.sum()
     assert num_action_tokens(rows).sum() == rows.action_mask.sum()
@@ -149,6 +137,7 @@ def test_sliced_and_chunked_columns_are_read_right() -> None:
     tokens = Tokens.of(pa.concat_tables([whole.slice(0, 4), whole.slice(4, 3)]).slice(2, 5))
     assert tokens.lengths.tolist() == [4, 5, 6, 7, 8]
     assert num_action_tokens(tokens).tolist() == [3, 4, 5, 6, 7]
-    (batch,) = micro_batches(tokens.take([4, 0]), np.ones(2), 1)
+    taken = tokens.take([4, 0])
+    (batch,) = micro_batches(taken, spread(np.ones(2), taken), 1)
     assert batch.token_ids.tolist() == [[2, 2, 2, 2, 0, 0, 0, 0], [6] * 8]
     assert batch.behavior_logprobs.tolist() == [-2.0] * 3 + [-6.0] * 7

@@ -95,7 +95,7 @@ def test_other_settings_make_another_program(tmp_path: Path) -> None:
 
 def test_the_policy_is_made_anew_only_for_what_it_depends_on(tmp_path: Path) -> None:
     key = policy_key(_settings(tmp_path))
-    assert policy_key(_settings(tmp_path, "--run.name=b", "--learner.clip=0.1")) == key
+    assert policy_key(_settings(tmp_path, "--run.name=b", "--objective.clip=0.1")) == key
     assert policy_key(_settings(tmp_path, "--run.seed=1")) != key
     assert policy_key(_settings(tmp_path, "--policy.hidden=32")) != key
     assert policy_key(_settings(tmp_path).model_copy(update={"families": (Family(name="add"),)})) != key

@@ -7,39 +7,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.batches import MicroBatch, Tokens, micro_batches
+from tests.experience import action_tokens, table, terms_of
+from trainers.batches import MicroBatch, Tokens, micro_batches, spread
 from trainers.directives import Orders
 from trainers.metrics import COLUMNS, StepMetrics, kish, summarize, trajectory_sums
-from trainers.objectives import OBJECTIVES
 from trainers.records import Step, engine_mismatch, rates
 from trainers.reports import alarms
 from trainers.stream import Batch
 
 
-def table(rows: list[tuple[list[int], list[bool], list[float]]]) -> Tokens:
-    ids, masks, behavior = zip(*rows, strict=True)
-    columns = {
-        "token_ids": pa.array(ids, pa.list_(pa.int32())),
-        "action_mask": pa.array(masks, pa.list_(pa.bool_())),
-        "behavior_logprobs": pa.array(behavior, pa.list_(pa.float32())),
-    }
-    return Tokens.of(pa.table(columns))
-
-
 def measure(rows: Tokens, logprobs: torch.Tensor, parts: int = 1) -> StepMetrics:
     """Metrics where the learner gives token j of row i the logprob `logprobs[i, j]`."""
     sums = torch.zeros(len(rows.lengths), len(COLUMNS), dtype=torch.float64)
-    for batch in micro_batches(rows, np.ones(len(rows.lengths)), parts):
+    for batch in micro_batches(rows, spread(np.ones(len(rows.lengths)), rows), parts):
         sums[batch.rows] = sums_of(batch, logprobs)
     return summarize(sums.numpy())[0]
 
 
 def sums_of(batch: MicroBatch, logprobs: torch.Tensor) -> torch.Tensor:
     current = logprobs[batch.rows, 1 : batch.token_ids.shape[1]][batch.action_mask]
-    terms = OBJECTIVES["grpo"](
-        current, batch.behavior_logprobs, batch.advantages, None, clip=0.2, clip_high=0.2, kl=0.0
-    )
-    return trajectory_sums(terms, current, batch.behavior_logprobs, batch.owners, len(batch.rows))
+    return trajectory_sums(terms_of(batch, current), action_tokens(batch, current))
 
 
 @pytest.mark.parametrize("padded_to", [17, 32])

@@ -11,7 +11,8 @@ from schemas.errors import LakeError
 from schemas.names import Event
 from schemas.settings import Settings, load
 from tests.experience import Sample, group, leave, put
-from trainers.batches import rank_batches, row_advantages
+from trainers.batches import rank_batches, spread
+from trainers.credit import row_advantages
 from trainers.stream import Batch, Cursor, ExperienceStream
 
 
@@ -108,7 +109,7 @@ def test_every_rank_count_trains_the_same_sequence(lake: Lake) -> None:
         places = [
             int(place)
             for rank in range(size)
-            for part in rank_batches(batch.tokens, row_advantages(batch.rows), 2, rank, size)
+            for part in rank_batches(batch.tokens, spread(row_advantages(batch.rows), batch.tokens), 2, rank, size)
             for place in part.rows
         ]
         assert sorted(places) == list(range(8))
