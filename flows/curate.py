@@ -24,13 +24,14 @@ from flows.connectors.refetch import Refetch
 from flows.metrics import note_curated
 from flows.run import run
 from flows.steps.chunk import Chunk
-from flows.steps.decode import Sequences, decode
+from flows.steps.decode import Body, Sequences, decode
 from flows.steps.ledger import Rows
 from flows.steps.payloads import PayloadReader
 from flows.steps.route import shards
 from flows.steps.shard import Shard
 from flows.steps.state import State
 from flows.steps.validate import validate
+from infra.claims import Claims
 from infra.kafka import ensure_topics
 from infra.lake import Lake
 from infra.telemetry import Stop, Telemetry, main
@@ -49,12 +50,13 @@ TABLES = (EXPERIENCE.name, LEDGER.name, GROUPS.name, TASK_DIFFICULTY.name, DEAD_
 class Decode(StatefulBatchLogic[Routed, Chunk, Sequences]):
     """Messages of a shard become one chunk a call. State: the last sequence number of each outbox."""
 
-    def __init__(self, sequences: Sequences | None) -> None:
+    def __init__(self, body: Body, sequences: Sequences | None) -> None:
+        self._body = body
         self._sequences: Sequences = dict(sequences or {})
 
     def on_batch(self, values: list[Routed]) -> tuple[list[Chunk], bool]:
         """One chunk."""
-        return [decode(values[0][0], [item for _, item in values], self._sequences)], self.RETAIN
+        return [decode(values[0][0], [item for _, item in values], self._sequences, self._body)], self.RETAIN
 
     def snapshot(self) -> Sequences:
         """A copy."""
@@ -92,7 +94,9 @@ def build(
     flow = Dataflow("curate")
     items = op.input("read", flow, source)  # Raw | Hole | Tick
     routed = op.flat_map("route", items, to_shards)  # (shard key, (shard, Raw | Hole))
-    chunks = op.stateful_batch("decode", routed, Decode)  # (shard key, Chunk): all rows of a call in one batch
+    chunks = op.stateful_batch(
+        "decode", routed, partial(Decode, Claims.of(settings).body)
+    )  # (shard key, Chunk): all rows of a call in one batch
     checked = op.map_value("validate", chunks, check)  # (shard key, Chunk), with the faults of each row
     decided = op.stateful_batch(
         "curate", checked, partial(Curate, settings, reader)
@@ -140,7 +144,7 @@ def flow_for(settings: Settings, stop: Flag | None = None, stop_at_end: bool = F
         source,
         lambda table: DeltaSink(lake, table, Service.CURATE, parts),
         KafkaSink(settings.kafka, BUFFER.name, Service.CURATE),
-        Refetch(settings.kafka, TRAJECTORIES.name, f"{Service.CURATE}-refetch"),
+        Refetch(settings.kafka, TRAJECTORIES.name, f"{Service.CURATE}-refetch", Claims.of(settings)),
         settings,
     )
 

@@ -18,6 +18,7 @@ from flows.connectors.epochs import Flag
 from flows.connectors.refetch import Refetch
 from flows.connectors.replay_source import Progress, ReplaySource
 from flows.run import run
+from infra.claims import Claims
 from infra.lake import Lake
 from infra.replays import refuse_used
 from infra.telemetry import Stop, Telemetry, main
@@ -50,7 +51,7 @@ def flow_for(settings: Settings, span: Range, progress: Progress, stop: Flag | N
         source,
         lambda table: DeltaSink(lake, table, Service.CURATE, parts),
         None,
-        Refetch(settings.kafka, TRAJECTORIES.name, f"{CLIENT}-refetch"),
+        Refetch(settings.kafka, TRAJECTORIES.name, f"{CLIENT}-refetch", Claims.of(settings)),
         settings,
     )
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from inference.segments import HEADER, Place, Record, SegmentLog
 from infra import failpoints
+from infra.store import sync_path
 from schemas import wire
 from schemas.ids import shard_of
 from schemas.names import Header
@@ -157,6 +158,13 @@ class Outbox:
         headers[Header.SEQUENCE] = str(pack.sequence).encode()
         return wire.encode(pa.concat_batches(batches)), headers
 
+    def set_aside(self, pack: Pack, body: bytes) -> Path:
+        """Keep `body`, which no message can carry, as a file of its own beside the log; returns its path."""
+        path = self.folder / f"oversized-{pack.partition}-{pack.sequence}.arrow"
+        path.write_bytes(body)
+        sync_path(path)
+        return path
+
     def acknowledge(self, pack: Pack) -> None:
         """Kafka has `pack`; its bytes may go. Losing this record only sends the same message once more."""
         failpoints.hit("outbox.before_acknowledgement")
@@ -180,8 +188,9 @@ class Outbox:
             for partition, sequence in header["sequences"].items():
                 self._last[int(partition)] = max(self._last[int(partition)], sequence)
         elif record.kind == _EPISODE:
-            row = _read_batch(record.payload).select(["group_id", "task_id", "token_ids"]).to_pylist()[0]
-            self._add_episode(row["group_id"], row["task_id"], len(row["token_ids"]), record.place)
+            row = _read_batch(record.payload)
+            group_id, task_id = (row.column(name)[0].as_py() for name in ("group_id", "task_id"))
+            self._add_episode(group_id, task_id, len(row.column("token_ids")[0]), record.place)
         elif record.kind == _PACK:
             partition, sequence, numbers = json.loads(record.payload)
             self._last[partition] = max(self._last[partition], sequence)

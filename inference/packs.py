@@ -7,6 +7,19 @@ from inference.outbox import Episode
 from schemas.wire import MAX_PACK
 
 
+def fitting(episodes: Sequence[Episode], max_bytes: int) -> list[list[Episode]]:
+    """`episodes` in order, parted where together they would exceed `max_bytes`; one that does so alone is alone."""
+    parts: list[list[Episode]] = []
+    room = 0
+    for episode in episodes:
+        if episode.place.num_bytes > room:
+            parts.append([])
+            room = max_bytes
+        parts[-1].append(episode)
+        room -= episode.place.num_bytes
+    return parts
+
+
 class Packer:
     """Gathers finished episodes by group.
 

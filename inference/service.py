@@ -16,6 +16,7 @@ from inference.serving import Server
 from inference.tasks import Tasks
 from inference.tokenizer import ChatTokenizer
 from inference.weights import WeightFollower
+from infra.claims import Claims
 from infra.kafka import Producer
 from infra.telemetry import Telemetry, logger
 from infra.usage import Usage
@@ -57,7 +58,14 @@ class RolloutService:
         self.server = Server(store, engine, cache, settings.learner.precision)
         self.weights = WeightFollower(settings, store, self.server)
         self.packer = Packer(rollout.pack_linger_s)
-        self.sender = Sender(outbox, self.packer, self.producer, settings.kafka.partitions)
+        self.sender = Sender(
+            outbox,
+            self.packer,
+            self.producer,
+            Claims.of(settings),
+            num_partitions=settings.kafka.partitions,
+            max_message_bytes=settings.kafka.max_message_bytes,
+        )
         self.rollouts = Rollouts(self._play, self._finished, rollout.max_episodes, telemetry.instance)
         self._limits = agent.Limits.of(rollout)
         self._tokenizer: ChatTokenizer | None = None
@@ -122,6 +130,7 @@ class RolloutService:
             self.producer.flush(1.0)
         except BrokerError as error:
             self.log.warning("kafka is away", error=str(error))
+        self.sender.close()
         self.outbox.close()
         self.orders.close()
         await asyncio.to_thread(self.tasks.close)  # last: without a broker it takes long
@@ -161,13 +170,20 @@ class RolloutService:
     def _engine_is_broken(self) -> bool:
         return self.rollouts.failed_in_a_row >= _BROKEN_AFTER
 
+    def _unsent(self) -> str:
+        """Why finished episodes wait in the outbox."""
+        error = self.sender.error
+        if isinstance(error, BrokerError):
+            return f"Kafka takes no episodes: {error}"
+        return f"episodes wait in the outbox: {error}" if error else ""
+
     def _health(self) -> tuple[bool, str]:
         """Whether all is well, and what is to be known."""
         num_bytes = self.outbox.num_bytes
         troubles = (
             self.weights.blocked(),
             self.tasks.error,
-            f"Kafka takes no episodes: {self.sender.error}" if self.sender.error else "",
+            self._unsent(),
             f"the outbox is full ({num_bytes} bytes), so no tasks are pulled" if self.outbox.is_full else "",
             f"the engine failed {self.rollouts.failed_in_a_row} times in a row" if self._engine_is_broken else "",
             self.weights.warning(),

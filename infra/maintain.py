@@ -15,9 +15,11 @@ from deltalake.exceptions import DeltaError
 from obstore.exceptions import BaseError
 from prometheus_client import Counter, Gauge
 
+from infra.claims import Claims
 from infra.lake import Lake
 from infra.logs import logger
 from infra.maintenance import readers
+from infra.maintenance.claims import remove_claims
 from infra.maintenance.compaction import compact, open_table
 from infra.maintenance.logs import checkpoint, clean_log
 from infra.maintenance.orphans import vacuum
@@ -33,6 +35,7 @@ FILES = Gauge("lagoon_lake_files", "Files of a table's newest version", ["table"
 COMPACTED = Counter("lagoon_maintenance_compacted_files", "Files merged into larger ones", ["table"])
 RECLAIMED = Counter("lagoon_maintenance_reclaimed_bytes", "Bytes removed", ["kind"])
 VERSIONS = Counter("lagoon_maintenance_weight_versions", "Weight versions removed")
+CLAIMS = Counter("lagoon_maintenance_claims", "Claimed objects removed")
 FAILURES = Counter("lagoon_maintenance_failures", "Parts of passes that failed", ["part"])
 PASS_SECONDS = Gauge("lagoon_maintenance_pass_seconds", "Length of the last pass")
 
@@ -74,6 +77,7 @@ class Upkeep:
         for name in TABLES:
             self._try(name, partial(self._table, name, cursors, vacuums), faults)
         self._try("weights", self._retire_weights, faults)
+        self._try("claims", self._remove_claims, faults)
         PASS_SECONDS.set(time.monotonic() - began)
         return faults
 
@@ -106,6 +110,14 @@ class Upkeep:
         RECLAIMED.labels("weights").inc(num_bytes)
         if removed:
             self._log.info("weights", removed=removed, bytes=num_bytes, named=sorted(named))
+
+    def _remove_claims(self) -> None:
+        retention_h = self._settings.kafka.retention_h
+        removed, num_bytes = remove_claims(Claims.of(self._settings), self._lake, retention_h, self._now())
+        CLAIMS.inc(removed)
+        RECLAIMED.labels("claims").inc(num_bytes)
+        if removed:
+            self._log.info("claims", removed=removed, bytes=num_bytes)
 
     def _count(self, name: str, files: int, merged: int, log_bytes: int, data_bytes: int) -> None:
         FILES.labels(name).set(files)

@@ -109,3 +109,4 @@ class Header(StrEnum):
     OUTBOX = "lagoon-outbox"
     SEQUENCE = "lagoon-seq"
     SHARD = "lagoon-shard"
+    CLAIM = "lagoon-claim"

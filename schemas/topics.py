@@ -33,7 +33,9 @@ class Topic:
 
 TASKS = Topic("tasks", "group_id", "JSON schemas.messages.Task", False, "delete")  # a share group has no skew on one
 BUFFER = Topic("buffer", "shard, or `learner`", "JSON BufferReport or LearnerReport", False, "compact")
-TRAJECTORIES = Topic("trajectories", "group_id", "Arrow IPC stream of 1 to 16 rows", True, "delete")
+TRAJECTORIES = Topic(
+    "trajectories", "group_id", "Arrow IPC stream of 1 to 16 rows, or JSON schemas.claims.Claim", True, "delete"
+)
 WEIGHTS = Topic("weights", "version", "JSON WeightSummary", False, "compact")
 EVALS = Topic("evals", "weight version", "JSON EvalResult", False, "compact,delete")
 CONTROL = Topic("control", "target", "JSON Directive", False, "compact")

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from schemas.claims import claimed_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Raw:
@@ -28,8 +30,8 @@ class Raw:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the body, in bytes."""
-        return len(self.value)
+        """Size of the body, in bytes, wherever it lies."""
+        return len(self.value) + claimed_bytes(self.headers)
 
 
 @dataclass(frozen=True, slots=True)

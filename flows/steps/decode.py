@@ -1,6 +1,6 @@
 """Messages of one shard become one chunk; what nobody can read becomes a dead letter."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -19,11 +19,25 @@ MAX_OUTBOXES = 4096
 Sequences = dict[str, int]
 """Last sequence number by outbox. Each outbox numbers its messages upwards, so nothing else need be remembered."""
 
+Body = Callable[[Mapping[str, bytes | None], bytes], bytes]
+"""(headers, value) of a message -> its body; raises ContractError where it cannot be had."""
+
 _NO_ROWS = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in TRAJECTORY_SCHEMA], schema=TRAJECTORY_SCHEMA)
 
 
-def decode(shard: int, items: Sequence[Raw | Hole], sequences: Sequences) -> Chunk:
-    """The chunk that `items` make, in order. `sequences` is brought up to date."""
+def carried(headers: Mapping[str, bytes | None], value: bytes) -> bytes:
+    """The body of a message that carries it; claims are refused.
+
+    Raises:
+        ContractError: a claim.
+    """
+    if headers.get(Header.CLAIM) is not None:
+        raise ContractError("a claim, and there is no store of claims")
+    return value
+
+
+def decode(shard: int, items: Sequence[Raw | Hole], sequences: Sequences, body: Body = carried) -> Chunk:
+    """The chunk that `items` make, in order. `sequences` is brought up to date; `body` fetches what one claims."""
     events: list[Pack | Note] = []
     dead: list[pa.RecordBatch] = []
     start = 0
@@ -34,7 +48,7 @@ def decode(shard: int, items: Sequence[Raw | Hole], sequences: Sequences) -> Chu
             _decode_note(shard, item, events, dead)
         else:
             redelivered = _seen_before(item, sequences)
-            pack = _decode_pack(item, start, redelivered, dead)
+            pack = _decode_pack(item, start, redelivered, dead, body)
             if pack:
                 events.append(pack)
                 start = pack.stop
@@ -43,9 +57,9 @@ def decode(shard: int, items: Sequence[Raw | Hole], sequences: Sequences) -> Chu
     return Chunk(shard, rows, tuple(events), tuple(dead))
 
 
-def _decode_pack(raw: Raw, start: int, redelivered: bool, dead: list[pa.RecordBatch]) -> Pack | None:
+def _decode_pack(raw: Raw, start: int, redelivered: bool, dead: list[pa.RecordBatch], body: Body) -> Pack | None:
     try:
-        batch = wire.decode(raw.value)
+        batch = wire.decode(body(dict(raw.headers), raw.value))
     except ContractError as error:
         if not redelivered:  # the first delivery lies in dead_letters; counting it twice would break conservation
             dead.append(undecodable(raw, str(error)))

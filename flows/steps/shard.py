@@ -212,7 +212,9 @@ class Shard:
             elif self._has_payload(member):
                 fresh.append(member)
             else:
-                self._decide(member, Event.INVALID, "its message had expired in Kafka before its group closed")
+                self._decide(
+                    member, Event.INVALID, "its message, or the object it claims, was gone before its group closed"
+                )
         self._admit(fresh, stats)
         self._payloads.drop(member.place for member in group.pending)
 

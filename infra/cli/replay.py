@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra import sql
+from infra.claims import Claims
 from infra.cli import arguments, letters, tables
 from infra.lake import Lake
 from infra.replays import refuse_used
@@ -71,7 +72,7 @@ def _elsewhere(settings: Settings, into: str, scratch: str) -> Settings:
     return settings.model_copy(
         update={
             "run": settings.run.model_copy(update={"data_dir": scratch}),
-            "lake": settings.lake.model_copy(update={"uri": into}),
+            "lake": settings.lake.model_copy(update={"uri": into, "claims_uri": Claims.of(settings).uri}),
             "telemetry": settings.telemetry.model_copy(update={"port": 0}),
         }
     )

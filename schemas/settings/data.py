@@ -65,6 +65,8 @@ class Lake(Section):
 
     uri: str = ""
     storage_options: StorageOptions = {}
+    claims_uri: str = ""
+    """Where bodies lie that are too large for a message; without it `_lagoon/claims` in the lake. Same options."""
     sink_partitions: int = Field(default=2, ge=1, le=64)
 
 

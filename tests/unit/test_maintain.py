@@ -1,5 +1,6 @@
 """Maintenance changes how the lake lies, never what it says, and removes nothing that anybody still needs."""
 
+import json
 import os
 import time
 from datetime import UTC, datetime, timedelta
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from safetensors.numpy import save_file
 
+from infra.claims import Claims
 from infra.lake import Lake
 from infra.maintain import Upkeep
+from infra.maintenance.claims import remove_claims
 from infra.maintenance.compaction import compact
 from infra.maintenance.logs import checkpoint, clean_log
 from infra.maintenance.orphans import vacuum
@@ -23,6 +26,7 @@ from infra.maintenance.readers import best_versions, checkpoint_versions, cursor
 from infra.maintenance.retention import remove_versions, superfluous
 from infra.tail import Tail
 from infra.weights import MANIFEST, WeightStore, describe, fingerprint_file
+from schemas.claims import Claim
 from schemas.errors import LagoonError, LakeError, SettingsError, WeightStoreError
 from schemas.messages import Manifest
 from schemas.settings import Settings, load
@@ -375,16 +379,56 @@ def test_vacuums_are_as_rare_as_the_settings_say(tmp_path: Path) -> None:
     settings = run_settings(tmp_path, "--maintenance.vacuum_every_s=600")
     lake = Lake.of(settings)
     lake.ensure()
-    times = iter([AT] * 13 + [AT + timedelta(minutes=9)] * 13 + [AT + timedelta(minutes=10)] * 13)
-    upkeep = Upkeep(settings, now=lambda: next(times))
+    now = [AT]
+    upkeep = Upkeep(settings, now=lambda: now[-1])
     left = []
-    for number in range(3):
+    for number, minutes in enumerate((0, 9, 10)):
+        now.append(AT + timedelta(minutes=minutes))
         orphan = Path(lake.table_uri("groups"), f"orphan-{number}.parquet")
         orphan.write_bytes(b"x")
         age(orphan.parent, orphan.name)
         assert upkeep.run() == []
         left.append(len(list(orphan.parent.glob("orphan-*"))))
     assert left == [0, 1, 0]
+
+
+def letter(settings: Settings, claim: Claim, offset: int, **cells: object) -> dict[str, object]:
+    headers = json.dumps([[name, value.hex()] for name, value in claim.header.items()])
+    values = {"topic": "trajectories", "offset": offset, "kind": "undecodable", "value": claim.to_bytes()}
+    return row("dead_letters", **values | {"headers": headers} | cells)
+
+
+def test_a_claim_goes_when_kafka_has_removed_its_message_and_no_letter_names_it(tmp_path: Path) -> None:
+    settings = run_settings(tmp_path, "--kafka.retention_h=24", "--maintenance.vacuum_retention_h=24")
+    lake, claims = Lake.of(settings), Claims.of(settings)
+    lake.ensure()
+    read, unread, sent_again, sent_long_ago, young = (claims.put(name.encode()) for name in "abcde")
+    at = time.time()
+    for claim in (read, unread, sent_again, sent_long_ago):
+        age(Path(claims.uri), claim.sha256, at - (24 + 8 * 24 + 1) * 3600)  # a day of Kafka's, eight of slack
+    age(Path(claims.uri), young.sha256, at - (24 + 8 * 24 - 1) * 3600)
+    now = datetime.now(UTC)
+    rows = [
+        letter(settings, unread, 1),
+        letter(settings, sent_again, 2),
+        row("dead_letters", kind="replayed", offset=8, replayed_from="trajectories/0/2", at=now - timedelta(days=8)),
+        letter(settings, sent_long_ago, 3),
+        row("dead_letters", kind="replayed", offset=9, replayed_from="trajectories/0/3", at=now - timedelta(days=10)),
+        letter(settings, read, 4, value=b"{"),
+    ]
+    lake.append("dead_letters", rows, "curate", 1)
+    assert Upkeep(settings).run() == []
+    left = {path.name for path in Path(claims.uri).iterdir()}
+    assert left == {unread.sha256, sent_again.sha256, young.sha256}
+
+
+def test_a_claim_that_is_sent_after_a_long_wait_counts_as_new(tmp_path: Path) -> None:
+    settings = run_settings(tmp_path)
+    claims = Claims.of(settings)
+    claim = claims.put(b"waited for Kafka")
+    age(Path(claims.uri), claim.sha256)
+    assert claims.put(b"waited for Kafka") == claim
+    assert remove_claims(claims, Lake.of(settings), 1, datetime.now(UTC)) == (0, 0)
 
 
 def test_settings_refuse_a_retention_that_would_remove_what_is_needed() -> None:

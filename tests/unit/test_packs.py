@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.outbox import Episode
-from inference.packs import Packer
+from inference.packs import Packer, fitting
 from inference.segments import Place
 
 
@@ -78,3 +78,16 @@ def test_every_episode_leaves_in_exactly_one_pack(events: list[tuple[str, float]
     packs += packer.take(now + 0.5)
     assert sorted(e.number for pack in packs for e in pack) == list(range(len(events)))
     assert all(1 <= len(pack) <= 16 and len({e.group_id for e in pack}) == 1 for pack in packs)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=16), st.integers(1, 60))
+def test_parts_hold_the_same_episodes_in_order_and_only_a_single_one_is_too_large(
+    sizes: list[int], max_bytes: int
+) -> None:
+    episodes = [Episode(n, "a", "add/0", 3, Place(1, 0, size)) for n, size in enumerate(sizes)]
+    parts = fitting(episodes, max_bytes)
+    assert [e for part in parts for e in part] == episodes
+    for part, after in zip(parts, [*parts[1:], None], strict=True):
+        size = sum(e.place.num_bytes for e in part)
+        assert size <= max_bytes or len(part) == 1
+        assert after is None or size + after[0].place.num_bytes > max_bytes  # no part could have been larger
