@@ -7,8 +7,10 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
   $$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 UV = $(or $(shell command -v uv),build/uv/bin/uv)
 ARGS ?=
+ROUNDS ?= 6
+SCENARIOS ?=
 
-.PHONY: help setup lock demo up down test test-secure check arch bench fuzz docs clean
+.PHONY: help setup lock demo up down test test-secure check arch bench fuzz chaos docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -63,6 +65,9 @@ bench: setup  ## the figures that the README quotes, into bench.jsonl of the new
 
 fuzz: setup  ## 10,000 hostile messages through a real broker and the curate flow (ARGS="--count 2000 --seed 7")
 	$(BIN)/python -m tests.fuzz.messages $(ARGS)
+
+chaos: setup  ## processes really killed, judged by independent records (ROUNDS=6 SCENARIOS=curate,loop)
+	$(BIN)/python -m tests.chaos --rounds $(ROUNDS) $(if $(SCENARIOS),--only $(SCENARIOS)) $(ARGS)
 
 docs: .venv/synced  ## generate docs/reference.md from schemas/
 	$(BIN)/python -m schemas.reference > docs/reference.md

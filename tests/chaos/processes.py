@@ -19,20 +19,16 @@ DRAIN_S = 60.0
 
 
 class Fleet:
-    """One command as `size` processes. When one dies all end, and `tend` starts all again, as a supervisor does.
-
-    With `cluster`, they are the workers of one Bytewax cluster.
-    """
+    """One command as `size` processes: more than one are a Bytewax cluster, of which all end when one dies."""
 
     def __init__(
         self,
         command: Sequence[str],
         log: Path,
         size: int = 1,
-        cluster: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._command, self._log, self.size, self._cluster = [*command], log, size, cluster
+        self._command, self._log, self.size = [*command], log, size
         self._environment = dict(environment or {})
         self.processes: list[subprocess.Popen[bytes]] = []
 
@@ -40,7 +36,7 @@ class Fleet:
         """Start all; process `on` dies at `failpoint` ("name=probability") if one is given."""
         addresses = ";".join(f"127.0.0.1:{free_port()}" for _ in range(self.size))
         for index in range(self.size):
-            shared = {"BYTEWAX_ADDRESSES": addresses, "BYTEWAX_PROCESS_ID": str(index)} if self._cluster else {}
+            shared = {"BYTEWAX_ADDRESSES": addresses, "BYTEWAX_PROCESS_ID": str(index)} if self.size > 1 else {}
             points = {failpoints.ENVIRONMENT: failpoint if index == on else ""}
             base = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
             with open(self._log, "ab") as log:
@@ -105,11 +101,11 @@ def waited(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.2
     return True
 
 
-def wait(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+def wait(condition: Callable[[], bool], timeout_s: float, what: str, every_s: float = 0.2) -> None:
     """Wait for `condition`.
 
     Raises:
         DeadlineError: it has not come true within `timeout_s`.
     """
-    if not waited(condition, timeout_s):
+    if not waited(condition, timeout_s, every_s):
         raise DeadlineError(f"waited {timeout_s:g} s for {what}; giving up")

@@ -41,6 +41,16 @@ def judge_loop(settings: Settings) -> Verdict:
     return verdict
 
 
+def judge_learner(settings: Settings, versions: dict[str, int], steps: int) -> Verdict:
+    """Whether a learner has taken `steps` steps on trajectories of these oldest `versions`, each explained."""
+    tables, verdict = Tables(settings), Verdict()
+    live = live_steps(tables)
+    verdict.expect(len(live) == steps, f"{len(live)} steps count, expected {steps}")
+    check_training(settings, versions, live, tables, verdict)
+    _check_versions(settings, live, verdict)
+    return verdict
+
+
 def _check_outboxes(root: Path, log: list[Produced], verdict: Verdict) -> None:
     """What each outbox has counted ever is in the log."""
     counted, sent = Counter[str](), Counter(p.outbox for p in log)

@@ -1,0 +1,13 @@
+"""The learner's stream takes the staleness bound for far higher than it is."""
+
+from trainers.stream import ExperienceStream
+
+init = ExperienceStream.__init__
+
+
+def without_bound(self, lake, settings, cursor=None):
+    loop = settings.loop.model_copy(update={"max_staleness": 1000})
+    init(self, lake, settings.model_copy(update={"loop": loop}), cursor)
+
+
+ExperienceStream.__init__ = without_bound

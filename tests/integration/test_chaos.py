@@ -1,0 +1,34 @@
+"""The short form of `make chaos`: one round of each scenario, judged by records that Lagoon had no hand in."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.making import settings
+from tests.chaos.scenarios import curate, loop
+from tests.chaos.stream import Stream
+from tests.chaos.table import passed, render
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+@pytest.mark.timeout(400)
+def test_every_trajectory_comes_to_its_fate_though_producer_and_workers_die(broker: str, tmp_path: Path) -> None:
+    random.seed(1)
+    stream = Stream(settings(tmp_path, broker, sink_partitions=curate.PROCESSES), tmp_path, curate.PROCESSES)
+    rows = curate.torment(stream, 1)
+    assert passed(rows), render(rows)
+    assert [row.kills for row in rows] == [8, 5]
+
+
+@pytest.mark.timeout(900)
+def test_the_loop_survives_a_kill_of_each_process_and_the_books_balance(tmp_path: Path) -> None:
+    random.seed(2)
+    running, rows = loop.torment(1, tmp_path)
+    assert passed(rows), render(rows)
+    assert {row.victim for row in rows if row.kills} == {*loop.VICTIMS}
+    summary = running.summary()
+    assert all(book["balanced"] and not book["in_flight"] for book in summary["conservation"].values()), summary
+    assert summary["work"]["balanced"], summary
+    assert all(check["passed"] for check in summary["checks"].values()), summary["checks"]
