@@ -66,12 +66,28 @@ def command(number: int) -> list[str]:
         *("--die-with-parent", "--new-session", "--hostname", "sandbox"),
         *("--cap-drop", "ALL", *(word for name in _NEEDED for word in ("--cap-add", name))),
         *(word for path in _SYSTEM for word in _mounted(path)),
+        *(
+            word
+            for path in _parents(sys.base_prefix, f"{_HOME}/{_PACKAGE}", "/dev/null")
+            for word in _open_folder(path)
+        ),
         *(() if python.is_relative_to("/usr") else ("--ro-bind", sys.base_prefix, sys.base_prefix)),
         *("--ro-bind", str(Path(inside.__file__).parent), f"{_HOME}/{_PACKAGE}"),
         *(word for path in _DEVICES for word in ("--dev-bind", path, path)),
         *("--dir", "/tmp", "--remount-ro", "/", "--chdir", "/"),  # noqa: S108
         *("--", str(python), "-s", "-S", "-B", "-P", "-X", "utf8", "-c", _BOOT, str(uid)),
     ]
+
+
+def _parents(*paths: str) -> list[str]:
+    """The folders above `paths`, outermost first, but for those that come with the system."""
+    found = {str(parent) for path in paths for parent in Path(path).parents}
+    return sorted(path for path in found if path != "/" and not path.startswith(_SYSTEM))
+
+
+def _open_folder(path: str) -> tuple[str, ...]:
+    """Arguments that make the folder `path`. Those that bubblewrap makes by itself are for root alone."""
+    return ("--perms", "0755", "--dir", path)
 
 
 def _mounted(path: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import socket
 import sys
 import types
+from functools import partial
 from typing import Any
 
 from inference.sandbox.inside.frames import receive, send
@@ -18,9 +19,15 @@ def run_script(source: str) -> None:
 
 
 def run_candidate(source: str, entry_point: str) -> None:
-    """Run `source` as a module, then call its `entry_point` whenever the checker asks."""
+    """Run `source` as a module, then call its `entry_point` whenever the checker asks.
+
+    A module that raises is not the end: each call then raises the same, so that the verdicts say what was wrong.
+    """
     namespace = _module("candidate").__dict__
-    exec(compile(source, _FILE, "exec"), namespace)  # noqa: S102
+    try:
+        exec(compile(source, _FILE, "exec"), namespace)  # noqa: S102
+    except Exception as error:
+        namespace[entry_point] = partial(_raise, error)
     channel = socket.socket(fileno=_CHANNEL)
     while True:
         send(channel, _reply(namespace, entry_point, receive(channel)))
@@ -32,6 +39,10 @@ def _reply(namespace: dict[str, Any], entry_point: str, request: dict[str, Any])
         return {"value": pack(namespace[entry_point](*arguments, **keywords))}
     except Exception as error:
         return {"raised": type(error).__name__, "text": str(error)[:200]}
+
+
+def _raise(error: Exception, *_: Any, **__: Any) -> None:
+    raise error
 
 
 def _module(name: str) -> types.ModuleType:

@@ -1,0 +1,29 @@
+"""The sandbox for code, where this machine can have one."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from inference.sandbox.command import INSTALL
+from inference.sandbox.sandbox import Sandbox
+
+BARE = ("bwrap", "--unshare-all", "--ro-bind", "/", "/", "true")
+
+
+@pytest.fixture(scope="session")
+def sandboxes() -> None:
+    """Skips a test where bubblewrap is missing or may not make namespaces; any other trouble is a failure."""
+    if shutil.which("bwrap") is None:
+        pytest.skip(f"no bwrap: {INSTALL}")
+    if (bare := subprocess.run(BARE, capture_output=True, check=False)).returncode:
+        pytest.skip(f"bwrap may not make namespaces here: {bare.stderr.decode().strip()}")
+
+
+@pytest.fixture(scope="module")
+def sandbox(sandboxes: None) -> Iterator[Sandbox]:
+    """One warm sandbox."""
+    made = Sandbox(1)
+    yield made
+    made.close()
