@@ -53,6 +53,8 @@ def verify(folder: Path, manifest: Manifest, where: str) -> None:
             )
         if file.name.endswith("config.json"):
             _refuse_code(folder / file.name)
+        elif file.name.endswith(".json"):
+            _refuse_binary(folder / file.name)
     found = fingerprint_files(folder / f.name for f in manifest.files if f.name.endswith(".safetensors"))
     if found != manifest.fingerprint:
         raise WeightStoreError(
@@ -95,6 +97,14 @@ def _refuse_code(path: Path) -> None:
         json.loads(path.read_bytes(), object_hook=_Checked)
     except (ValueError, RecursionError) as error:
         raise WeightStoreError(f"{path} is not a configuration to be loaded: {error}") from error
+
+
+def _refuse_binary(path: Path) -> None:
+    """Refuse what is no JSON by its first byte: a pickle under another name."""
+    with path.open("rb") as file:
+        start = file.read(64).lstrip()[:1]
+    if start not in (b"{", b"["):
+        raise WeightStoreError(f"{path} begins with {start!r}; expected JSON, never pickles or code")
 
 
 class _Checked(dict[str, Any]):
