@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from inference.segments import HEADER, Place, Record, SegmentLog
-from infra import failpoints
+from infra import disk, failpoints
 from infra.store import sync_path
 from schemas import wire
 from schemas.ids import shard_of
@@ -166,9 +166,16 @@ class Outbox:
         return path
 
     def acknowledge(self, pack: Pack) -> None:
-        """Kafka has `pack`; its bytes may go. Losing this record only sends the same message once more."""
+        """Kafka has `pack`; its bytes may go. Losing this record only sends the same message once more.
+
+        So on a full disk it is left out, or nothing would ever make room.
+        """
         failpoints.hit("outbox.before_acknowledgement")
-        self._log.append(_ACKNOWLEDGED, json.dumps([pack.partition, pack.sequence]).encode())
+        try:
+            self._log.append(_ACKNOWLEDGED, json.dumps([pack.partition, pack.sequence]).encode())
+        except OSError as error:
+            if not disk.is_full(error):
+                raise
         self._forget(pack)
         self._drop_acknowledged()
 

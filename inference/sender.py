@@ -5,15 +5,15 @@ the message claims it. Objects are written by threads of their own, so that a st
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from prometheus_client import Counter, Gauge
 
-from inference.outbox import Outbox, Pack
+from inference.outbox import Episode, Outbox, Pack
 from inference.packs import Packer, fitting
-from infra import failpoints
+from infra import disk, failpoints
 from infra.kafka.producer import OnDelivery
 from infra.logs import logger
 from schemas.claims import MAX_CLAIM_BYTES, Claim
@@ -82,6 +82,8 @@ class Sender:
         self._log: Any = logger(Service.ROLLOUT)
         self._retry_at: dict[int, float] = {}
         self._errors: dict[int, LagoonError] = {}
+        self.full = ""
+        """Why episodes cannot be packed; empty where they can."""
         packer.add(outbox.loose, 0.0)
 
     @property
@@ -97,13 +99,24 @@ class Sender:
         """Pack what is ready (everything with `force`) and send what may go."""
         for episodes in self._packer.take(time.monotonic(), force):
             for part in fitting(episodes, self._max_body):
-                self._outbox.pack(part, partition_of(part[0].task_id, self._num_partitions))
+                self._pack(part)
         self._claim()
         for partition in self._outbox.partitions:
             pack = self._outbox.oldest(partition)
             if pack and partition not in self._in_flight and time.monotonic() >= self._retry_at.get(partition, 0):
                 self._send(pack)
         OUTBOX_BYTES.set(self._outbox.num_bytes)
+
+    def _pack(self, episodes: Sequence[Episode]) -> None:
+        try:
+            self._outbox.pack(episodes, partition_of(episodes[0].task_id, self._num_partitions))
+        except OSError as error:
+            if not disk.is_full(error):
+                raise
+            self.full = f"{disk.full(self._outbox.folder)}. Decision: finished episodes wait there to be sent"
+            self._packer.add(episodes, time.monotonic())
+        else:
+            self.full = ""
 
     def close(self) -> None:
         """Begin no more uploads; those that run end by themselves, and are repeated in the next life."""

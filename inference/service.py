@@ -6,6 +6,7 @@ from typing import Any
 
 from inference import agent
 from inference.engines.registry import make_engine
+from inference.keeping import Keeper
 from inference.metered import MeteredEngine, RefusingEngine
 from inference.orders import Orders
 from inference.outbox import Outbox
@@ -66,6 +67,7 @@ class RolloutService:
             num_partitions=settings.kafka.partitions,
             max_message_bytes=settings.kafka.max_message_bytes,
         )
+        self.keeper = Keeper(self.sender.finished, outbox.folder)
         self.rollouts = Rollouts(self._play, self._finished, rollout.max_episodes, telemetry.instance)
         self._limits = agent.Limits.of(rollout)
         self._tokenizer: ChatTokenizer | None = None
@@ -82,7 +84,7 @@ class RolloutService:
         """Take tasks while there is room, and begin their episodes. Behind the staleness bound, swap first."""
         if self.weights.lag > self.settings.loop.max_staleness:
             await self.weights.follow()
-        if not self.rollouts.room or self.orders.pause or self.outbox.is_full or self.weights.blocked():
+        if not self.rollouts.room or self.orders.pause or self._no_place() or self.weights.blocked():
             await asyncio.to_thread(self.tasks.next, 0)  # joining takes seconds: it goes on while weights load
             await asyncio.sleep(_IDLE_S)
             return
@@ -96,6 +98,7 @@ class RolloutService:
     async def send_episodes(self) -> None:
         """Pack what is ready and see it into Kafka."""
         self.rollouts.check()
+        self.keeper.retry()
         self.sender.send()
         self.producer.poll()
         await asyncio.sleep(_SEND_S)
@@ -116,12 +119,14 @@ class RolloutService:
         """End well: let episodes finish, stop those that do not, send everything that Kafka takes in time."""
         left = await self.rollouts.drain(self.settings.rollout.drain_s)
         deadline = time.monotonic() + _FLUSH_S
-        while not self.outbox.is_empty and time.monotonic() < deadline:
+        while (self.keeper.fault or not self.outbox.is_empty) and time.monotonic() < deadline:
+            self.keeper.retry()
             self.sender.send(force=True)
             self.producer.poll()
             await asyncio.sleep(_SEND_S)
         self._account(force=True)
         self.log.info("drained", not_begun=left, everything_sent=self.outbox.is_empty)
+        self.keeper.close()
 
     async def close(self) -> None:
         """Free everything. What Kafka has not taken stays in the outbox."""
@@ -153,7 +158,7 @@ class RolloutService:
         return distrust(trajectory, self.weights.distrusted)
 
     def _finished(self, trajectory: Trajectory) -> None:
-        self.sender.finished(trajectory)
+        self.keeper.finished(trajectory)
         failed = int(trajectory.status == Status.FAILED)
         self.usage.add(tokens=trajectory.num_generated_tokens, episodes=1, failed=failed)
 
@@ -177,14 +182,18 @@ class RolloutService:
             return f"Kafka takes no episodes: {error}"
         return f"episodes wait in the outbox: {error}" if error else ""
 
+    def _no_place(self) -> str:
+        """Why a finished episode would have no place on disk; empty when it would."""
+        limit = f"the outbox is full ({self.outbox.num_bytes} bytes), so no tasks are pulled"
+        return self.keeper.fault or self.sender.full or (limit if self.outbox.is_full else "")
+
     def _health(self) -> tuple[bool, str]:
         """Whether all is well, and what is to be known."""
-        num_bytes = self.outbox.num_bytes
         troubles = (
             self.weights.blocked(),
             self.tasks.error,
             self._unsent(),
-            f"the outbox is full ({num_bytes} bytes), so no tasks are pulled" if self.outbox.is_full else "",
+            self._no_place(),
             f"the engine failed {self.rollouts.failed_in_a_row} times in a row" if self._engine_is_broken else "",
             self.weights.warning(),
         )

@@ -6,16 +6,31 @@ import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 _CLIENT_KEYS = {"allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "proxy_url"}
-_DELTA_KEYS = {"aws_s3_allow_unsafe_rename", "aws_s3_locking_provider", "max_retries"}
+_DELTA_KEYS = {"aws_s3_allow_unsafe_rename", "aws_s3_locking_provider", "max_retries", "retry_timeout"}
+
+REQUEST_S = 30
+"""Limit of one request to a remote store; option `timeout` changes it."""
+
+CONNECT_S = 5
+"""Limit of connecting to it; option `connect_timeout` changes it."""
+
+RETRIES, RETRY_S = 3, 10
+"""A client repeats a failed request this often and begins no repetition later than this; then its caller decides.
+Left to themselves the clients would go on for three minutes in silence."""
 
 
 def local_path(uri: str) -> Path | None:
@@ -34,10 +49,21 @@ def open_store(uri: str, options: Mapping[str, str]) -> ObjectStore:
     folder = local_path(uri)
     if folder is not None:
         return LocalStore(folder, mkdir=True)
-    lowered = {key.lower(): value for key, value in options.items()}
+    lowered = {key.lower(): value for key, value in bounded(uri, options).items()}
     client = {k.removeprefix("aws_"): v for k, v in lowered.items() if k.removeprefix("aws_") in _CLIENT_KEYS}
     config = {k: v for k, v in lowered.items() if k.removeprefix("aws_") not in _CLIENT_KEYS and not _is_delta(k)}
-    return from_url(uri, config=config, client_options=_typed(client))  # pyright: ignore[reportCallIssue, reportArgumentType]
+    retries: RetryConfig = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)}
+    return from_url(uri, config=config, client_options=_typed(client), retry_config=retries)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+def bounded(uri: str, options: Mapping[str, str]) -> dict[str, str]:
+    """`options` of a store with a limit on each request and on its repetitions, where they set none themselves."""
+    if local_path(uri) is not None:
+        return dict(options)
+    limits = {"timeout": f"{REQUEST_S}s", "connect_timeout": f"{CONNECT_S}s"}
+    limits |= {"max_retries": str(RETRIES), "retry_timeout": f"{RETRY_S}s"}
+    given = {key.lower().removeprefix("aws_") for key in options}
+    return {key: value for key, value in limits.items() if key not in given} | dict(options)
 
 
 def sync_path(path: Path) -> None:
