@@ -1,4 +1,7 @@
-"""Points in the code where a test may kill the process: `LAGOON_FAILPOINTS="curate.after_stage=0.1,other=1"`."""
+"""Points in the code where a test may kill the process: `LAGOON_FAILPOINTS="curate.after_stage=0.1,other=1"`.
+
+`stop:NAME` stops it there (SIGSTOP) until somebody wakes it up: a machine that stood still.
+"""
 
 import os
 import random
@@ -11,14 +14,16 @@ ENVIRONMENT = "LAGOON_FAILPOINTS"
 
 
 def hit(name: str) -> None:
-    """Die by SIGKILL, with the probability that `$LAGOON_FAILPOINTS` gives `name`; without it, do nothing.
+    """Die by SIGKILL, with the probability that `$LAGOON_FAILPOINTS` gives `name`; without it, go on.
 
     Raises:
         SettingsError: the variable is malformed.
     """
-    probability = _probabilities(os.environ.get(ENVIRONMENT, "")).get(name, 0.0)
-    if probability and random.random() < probability:
-        os.kill(os.getpid(), signal.SIGKILL)
+    probabilities = _probabilities(os.environ.get(ENVIRONMENT, ""))
+    for what, send in ((name, signal.SIGKILL), (f"stop:{name}", signal.SIGSTOP)):
+        probability = probabilities.get(what, 0.0)
+        if probability and random.random() < probability:
+            os.kill(os.getpid(), send)
 
 
 @cache

@@ -3,14 +3,20 @@
 Appending has two phases, so that a sink can tie it to its own recovery: `stage` writes files, `commit` makes them part
 of the table under a transaction (application id, sequence). A commit that is repeated, whether its reply was lost or
 its process killed, is recognized by that sequence and skipped.
+
+A fence keeps a writer out that another one has replaced, whenever it wakes up. Every commit of a writer carries its
+fence as a second transaction (the fence's application id, the number of its holder's lease), and looks up whether the
+table knows a higher number. Who takes over raises the fence first, with a transaction of its own: Delta refuses one of
+two concurrent commits that carry the same application id, and the one that tries again finds the higher number.
 """
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -22,14 +28,24 @@ from obstore.store import ObjectStore
 from infra.delta_log import DeltaLog
 from infra.retries import retry
 from infra.staging import Add, conform, stage
-from infra.store import local_path, open_store
+from infra.store import bounded, local_path, open_store
 from infra.tables import prepare, promised_statistics
 from schemas.errors import LakeError
 from schemas.settings import Settings
 from schemas.tables import TABLES, Table
 
+T = TypeVar("T")
+
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _HOOKS = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """`number` of the holder on whose behalf something is written; a table that knows a higher one refuses it."""
+
+    app_id: str
+    number: int
 
 
 class Lake:
@@ -42,7 +58,8 @@ class Lake:
             )
         folder = local_path(uri)
         self.uri = str(folder) if folder is not None else uri.rstrip("/")
-        self.storage_options = dict(storage_options)
+        self.storage_options = bounded(uri, storage_options)
+        self._folder = folder
         self._handles: dict[str, DeltaTable] = {}
         self._stores: dict[str, ObjectStore] = {}
         self._lock = threading.RLock()
@@ -60,7 +77,7 @@ class Lake:
         """
         for table in TABLES.values():
             uri = self.table_uri(table.name)
-            retry(f"preparing table {table.name} at {uri}", partial(prepare, table, uri, self.storage_options))
+            self.retry(f"preparing table {table.name} at {uri}", partial(prepare, table, uri, self.storage_options))
 
     def table(self, name: str) -> DeltaTable:
         """The cached handle of a table; refresh it with `update_incremental()`.
@@ -78,7 +95,7 @@ class Lake:
 
     def version(self, name: str) -> int:
         """The newest Delta version of a table."""
-        return retry(f"{name}: reading its version", lambda: self._refreshed(name).version())
+        return self.retry(f"{name}: reading its version", lambda: self._refreshed(name).version())
 
     def stage(self, name: str, rows: pa.Table) -> list[Add]:
         """Write `rows` as files of table `name` that no reader sees yet; one file per partition.
@@ -91,7 +108,7 @@ class Lake:
         """
         return self._stage(name, conform(_declared(name), rows))
 
-    def commit(self, name: str, adds: list[Add], app_id: str, sequence: int) -> int | None:
+    def commit(self, name: str, adds: list[Add], app_id: str, sequence: int, fence: Fence | None = None) -> int | None:
         """Make staged files part of the table, once for each (app_id, sequence).
 
         Returns:
@@ -99,15 +116,24 @@ class Lake:
             try of this call whose reply was lost), or there is nothing to commit.
 
         Raises:
-            LakeError: a staged file is gone, or the commit keeps failing.
+            LakeError: a staged file is gone, the commit keeps failing, or `fence` is below the table's.
         """
         if not adds:
             return None
         with self._lock:
-            return retry(
+            return self.retry(
                 f"{name}: committing sequence {sequence} of {app_id}",
-                lambda: self._try_commit(name, adds, app_id, sequence),
+                lambda: self._try_commit(name, adds, app_id, sequence, fence),
             )
+
+    def raise_fences(self, name: str, fences: Sequence[Fence]) -> None:
+        """Let nobody with a lower number commit to table `name` from now on; a no-op where they stand already.
+
+        Raises:
+            LakeError: one stands higher.
+        """
+        with self._lock:
+            self.retry(f"{name}: raising {len(fences)} fences", lambda: self._try_raise(name, fences))
 
     def append(self, name: str, rows: pa.Table | list[dict[str, Any]], app_id: str, sequence: int) -> int | None:
         """Stage and commit `rows`; see `commit`. A repeated sequence writes nothing.
@@ -122,11 +148,20 @@ class Lake:
 
     def last_sequence(self, name: str, app_id: str) -> int:
         """The newest sequence that `app_id` has committed to table `name`; 0 if none."""
-        return retry(f"{name}: reading the sequence of {app_id}", lambda: self._last_sequence(name, app_id))
+        return self.retry(f"{name}: reading the sequence of {app_id}", lambda: self._last_sequence(name, app_id))
 
     def app_ids(self, name: str, prefix: str) -> list[str]:
         """Application ids that start with `prefix` and have committed to table `name`, sorted."""
-        return sorted(x for x in self.log(name).transactions() if x.startswith(prefix))
+        transactions = self.retry(f"{name}: reading its transactions", self.log(name).transactions)
+        return sorted(x for x in transactions if x.startswith(prefix))
+
+    def retry(self, what: str, attempt: Callable[[], T]) -> T:
+        """The result of `attempt`, something that asks this lake, within the limits of `infra.retries`.
+
+        Raises:
+            LakeError: it failed for too long; says where, why and, if a disk is full, which one.
+        """
+        return retry(what, attempt, self._folder)
 
     def log(self, name: str) -> DeltaLog:
         """The transaction log of a table."""
@@ -154,26 +189,55 @@ class Lake:
         return self._refreshed(name).transaction_version(app_id) or 0
 
     def _stage(self, name: str, rows: pa.Table) -> list[Add]:
-        promised = promised_statistics(self.table(name))
-        return stage(self.store(name), local_path(self.table_uri(name)), _declared(name), promised, rows)
+        folder = local_path(self.table_uri(name))
 
-    def _try_commit(self, name: str, adds: list[Add], app_id: str, sequence: int) -> int | None:
-        if self._last_sequence(name, app_id) >= sequence:
+        def attempt() -> list[Add]:
+            return stage(self.store(name), folder, _declared(name), promised_statistics(self.table(name)), rows)
+
+        return self.retry(f"{name}: writing {rows.num_rows} rows to {self.table_uri(name)}", attempt)
+
+    def _try_commit(self, name: str, adds: list[Add], app_id: str, sequence: int, fence: Fence | None) -> int | None:
+        last = self._last_sequence(name, app_id)
+        if fence is not None:  # first: what stands under this sequence may be the work of who took over
+            self._check(name, fence)
+        if last >= sequence:
             return None
         self._verify(name, adds)
-        handle = self.table(name)
-        base = handle.version()
+        base = self.table(name).version()
+        self._write(name, adds, {app_id: sequence} | ({fence.app_id: fence.number} if fence else {}))
+        return self._version_of(name, app_id, sequence, base)
+
+    def _try_raise(self, name: str, fences: Sequence[Fence]) -> None:
+        self._refreshed(name)
+        known = {fence: self._check(name, fence) for fence in fences}
+        if low := {fence.app_id: fence.number for fence in fences if known[fence] < fence.number}:
+            self._write(name, [], low)
+
+    def _check(self, name: str, fence: Fence) -> int:
+        """The number that the table knows, as of the last refresh."""
+        known = self.table(name).transaction_version(fence.app_id) or 0
+        if known > fence.number:
+            raise LakeError(
+                f"this process has lost its lease: table {name} takes commits of {fence.app_id} from lease generation "
+                f"{known} on, this one has {fence.number}. Another process took over after this one had not answered "
+                "(stopped, or cut off); nothing is committed, and the new holder does it again"
+            )
+        return known
+
+    def _write(self, name: str, adds: list[Add], transactions: Mapping[str, int]) -> None:
+        """Commit on the handle as it was last refreshed, so that what came since and matters is a conflict."""
+        handle, now = self.table(name), time.time_ns() // 1_000_000
         handle.create_write_transaction(
             [AddAction(**add) for add in adds],
             mode="append",
             schema=handle.schema(),
             partition_by=handle.metadata().partition_columns,
             commit_properties=CommitProperties(
-                app_transactions=[Transaction(app_id, sequence, time.time_ns() // 1_000_000)], max_commit_retries=20
+                app_transactions=[Transaction(*transaction, now) for transaction in transactions.items()],
+                max_commit_retries=20,
             ),
             post_commithook_properties=_HOOKS,
         )
-        return self._version_of(name, app_id, sequence, base)
 
     def _version_of(self, name: str, app_id: str, sequence: int, after: int) -> int:
         """The first version above `after` that carries a transaction; delta-rs does not tell."""

@@ -3,6 +3,17 @@
 A tick of epoch E+1 proves that epoch E, and with it the list of staged files, is durable on every worker; so does a
 restart from that state. Before that proof nothing is committed, after it the commit can be repeated at will: its
 sequence makes it idempotent. `close()` never commits, for it also runs while an error unwinds.
+
+Two lives at once (the first was stopped past its lease, a second took over, the first wakes up) are kept apart by the
+fence of `infra.lake`. `flows.run` raises it before the recovery state is read, and only then cuts the first off its
+recovery store. So, with n the sequence of any epoch of the first life:
+
+- It committed n before the fence rose: n was durable before that, and is in the state that is read afterwards, which
+  therefore does not make its rows again; finding n committed, it skips it.
+- It staged n, or made n durable, but did not commit it: it never will. The state that is read has n as pending, and
+  commits it, or does not know n, and makes its rows again.
+
+A state whose sequence is below the one in the table contradicts the first: it is an older copy, and is refused.
 """
 
 import os
@@ -17,9 +28,10 @@ from bytewax.dataflow import Stream
 from bytewax.operators import KeyedStream
 from bytewax.outputs import FixedPartitionedSink, StatefulSinkPartition
 
+from flows.connectors.hold import HOLD
 from flows.connectors.items import Tick
 from infra.failpoints import hit
-from infra.lake import Lake
+from infra.lake import Fence, Lake
 from schemas.errors import LakeError
 
 State = dict[str, Any]
@@ -39,7 +51,7 @@ class DeltaSink(FixedPartitionedSink[pa.RecordBatch | Tick, State]):
     """
 
     def __init__(self, lake: Lake, table: str, flow: str, partitions: int, state_guard: bool = True) -> None:
-        self._lake, self._table, self._flow = lake, table, flow
+        self.lake, self.table, self._flow = lake, table, flow
         self._parts = [f"p{i:03d}" for i in range(partitions)]
         self._state_guard = state_guard
 
@@ -51,22 +63,26 @@ class DeltaSink(FixedPartitionedSink[pa.RecordBatch | Tick, State]):
         """The partition that `item_key` names, else a stable hash."""
         return self._parts.index(item_key) if item_key in self._parts else zlib.crc32(item_key.encode())
 
+    def fence(self, part: str) -> str:
+        """Application id of the fence of a partition: each its own, so that none waits for another."""
+        return f"fence/{self._flow}/{part}"
+
     def build_part(self, step_id: str, for_part: str, resume_state: State | None) -> "DeltaPart":
         """Resume, and finish what was pending.
 
         Raises:
-            LakeError: there is no state, but this flow has committed to the table before.
+            LakeError: there is no state, or an old one, but this flow has committed to the table before.
         """
         prefix = f"{self._flow}/{for_part}/"
         if resume_state is None and self._state_guard:
             self._refuse_lost_state(prefix)
-        return DeltaPart(self._lake, self._table, f"{prefix}{step_id}", resume_state)
+        return DeltaPart(self.lake, self.table, f"{prefix}{step_id}", resume_state, HOLD.fence(self.fence(for_part)))
 
     def _refuse_lost_state(self, prefix: str) -> None:
-        known = self._lake.app_ids(self._table, prefix)
+        known = self.lake.app_ids(self.table, prefix)
         if known and os.environ.get(NEW_INCARNATION) != "1":
             raise LakeError(
-                f"flow {self._flow} has no recovery state for table {self._table}, but the table has its commits "
+                f"flow {self._flow} has no recovery state for table {self.table}, but the table has its commits "
                 f"({known[-1]}): the recovery store was lost, or a step was renamed. Restore the store. To go on "
                 f"without it, set {NEW_INCARNATION}=1 for one start: the flow then reads its topics from the oldest "
                 "message on, and rows that it had written come again"
@@ -76,8 +92,8 @@ class DeltaSink(FixedPartitionedSink[pa.RecordBatch | Tick, State]):
 class DeltaPart(StatefulSinkPartition[pa.RecordBatch | Tick, State]):
     """One partition. State: incarnation, sequence of the last staged epoch, staged files not known to be committed."""
 
-    def __init__(self, lake: Lake, table: str, name: str, state: State | None) -> None:
-        self._lake, self._table = lake, table
+    def __init__(self, lake: Lake, table: str, name: str, state: State | None, fence: Fence | None) -> None:
+        self._lake, self._table, self._fence = lake, table, fence
         state = state or {"incarnation": uuid.uuid4().hex, "sequence": 0, "pending": []}
         self._incarnation: str = state["incarnation"]
         self._app_id = f"{name}/{self._incarnation}"
@@ -86,6 +102,8 @@ class DeltaPart(StatefulSinkPartition[pa.RecordBatch | Tick, State]):
         self._buffer: list[pa.RecordBatch] = []
         self._buffer_bytes = 0
         self._staged: list[dict[str, Any]] = []
+        if self._sequence:
+            self._refuse_older_state()
         self._commit()
 
     def write_batch(self, values: list[pa.RecordBatch | Tick]) -> None:
@@ -109,6 +127,16 @@ class DeltaPart(StatefulSinkPartition[pa.RecordBatch | Tick, State]):
             hit("sink.after_stage")
         return {"incarnation": self._incarnation, "sequence": self._sequence, "pending": list(self._pending)}
 
+    def _refuse_older_state(self) -> None:
+        last = self._lake.last_sequence(self._table, self._app_id)
+        if last > self._sequence:
+            raise LakeError(
+                f"the recovery state of {self._app_id} ends at sequence {self._sequence}, but table {self._table} has "
+                f"sequence {last}: the recovery store is an older copy. Restore the newest one. To go on without it, "
+                f"remove it and set {NEW_INCARNATION}=1 for one start: the flow then reads its topics from the oldest "
+                "message on, and rows that it had written come again"
+            )
+
     def _stage(self) -> None:
         if self._buffer:
             self._staged += self._lake.stage(self._table, pa.Table.from_batches(self._buffer).combine_chunks())
@@ -118,7 +146,7 @@ class DeltaPart(StatefulSinkPartition[pa.RecordBatch | Tick, State]):
         """Commit the pending epochs in order; those that an earlier life committed are skipped by their sequence."""
         for sequence, adds in self._pending:
             hit("sink.before_commit")
-            self._lake.commit(self._table, adds, self._app_id, sequence)
+            self._lake.commit(self._table, adds, self._app_id, sequence, self._fence)
             hit("sink.after_commit")
         self._pending = []
 

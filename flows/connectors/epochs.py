@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from bytewax.inputs import StatefulSourcePartition
 
+from flows.connectors.hold import HOLD
 from flows.connectors.items import Clock, Hole, Raw, Tick
 from flows.connectors.pulse import PULSE
 
@@ -66,9 +67,13 @@ class EpochPart(StatefulSourcePartition[Item, State | None]):
 
         Raises:
             StopIteration: the partition has ended.
+            LakeError: another process has taken over.
         """
         if self._over:
             raise StopIteration
+        if not HOLD.is_fresh():  # a tick says that what is durable may be acted on: not while that is in doubt
+            self._wake = self._rest()
+            return []
         batch: list[Item] = [Tick()] if self._tick_due else []
         self._tick_due, self._over = False, self._drained
         if not self._ending and self._left > 0:

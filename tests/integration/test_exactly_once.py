@@ -177,18 +177,6 @@ def test_a_flow_runs_under_the_launcher_of_bytewax_on_the_same_store(run: Run) -
     assert run.rows("dead_letters", "topic", "offset") == {("evals", 0): 1, ("evals", 1): 1}
 
 
-def test_a_second_process_on_one_recovery_store_is_refused(run: Run) -> None:
-    first = run.start(RECORDS)
-    try:
-        wait_until((run.settings.run.folder / "recovery" / "records.lock-0").exists)
-        code, log = run.finish(RECORDS)
-    finally:
-        first.kill()
-        first.wait()
-    assert code == 1
-    assert "another process runs on the recovery store" in log
-
-
 def read_up_to_100(run: Run) -> None:
     """A flow that has read offsets 0 to 99 of `trajectories`/0 and ended."""
     run.send("trajectories", 100)
