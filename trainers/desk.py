@@ -51,7 +51,9 @@ class Order:
 class Desk:
     """Owns all that the learner has outside DeepSpeed; exists on rank 0 only."""
 
-    def __init__(self, settings: Settings, telemetry: Telemetry, found: Checkpoint | None, ranks: int):
+    def __init__(
+        self, settings: Settings, telemetry: Telemetry, found: Checkpoint | None, ranks: int, max_positions: int | None
+    ):
         self._settings, self._learner = settings, settings.learner
         self._log = logger("learner", telemetry.instance)
         self._lake = Lake.of(settings)
@@ -60,7 +62,7 @@ class Desk:
         self._control = Follower(settings.kafka, CONTROL.name, Directive, telemetry.instance)
         self._directives = Directives(self._control)
         self._reports = Reports(settings, telemetry, self._producer, ranks)
-        self._stream = ExperienceStream(self._lake, settings, found.cursor if found else None)
+        self._stream = ExperienceStream(self._lake, settings, found.cursor if found else None, max_positions)
         state = found.state if found else State()
         self._tracking = Tracking(settings, settings.run.name, state.mlflow_run)
         self._publisher = Publisher(WeightStore.of(settings), self._producer, self._tracking)
@@ -152,7 +154,7 @@ class Desk:
     def _draw(self) -> Batch | None:
         """A batch if there is one and it is time for it; reports in passing."""
         version, now = self._state.weight_version, time.monotonic()
-        self._stream.poll(version)
+        self._take_in(version)
         orders = self._directives.poll()
         self._publisher.tell()
         self._reports.tick(self._stream, self._state.step, version)
@@ -169,6 +171,13 @@ class Desk:
         self._watchdog.feed(now)
         self._reports.health(True)
         return batch
+
+    def _take_in(self, version: int) -> None:
+        """Read what is new in the lake; trajectories that no step can hold are named."""
+        before = self._stream.dropped["too_long"]
+        self._stream.poll(version)
+        if (dropped := self._stream.dropped["too_long"]) > before:
+            self._log.warning("longer than the policy has positions", dropped=dropped, last=self._stream.too_long[:10])
 
     def _watch(self, now: float) -> None:
         if not self._watchdog.is_late(now):

@@ -62,6 +62,11 @@ class Engine:
         """The Hugging Face model; under ZeRO 3 its parameters are partitioned."""
         return self._engine.module.model
 
+    @property
+    def max_positions(self) -> int | None:
+        """Most tokens of a row that the policy has positions for; None where its configuration sets no limit."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
     def train_step(
         self, batches: Sequence[MicroBatch], signals: Signals, num_tokens: int, learning_rate: float, kl: float
     ) -> tuple[NDArray[np.float64], float]:

@@ -34,7 +34,7 @@ def run(settings: Settings | None, telemetry: Telemetry | None, stop: Stop) -> N
     settings = Settings.model_validate(ranks.share(settings))
     found: Checkpoint | None = ranks.share(find(settings) if ranks.rank == 0 else None)
     engine = start(settings, ranks, found)
-    desk = Desk(settings, telemetry, found, ranks.size) if telemetry else None
+    desk = Desk(settings, telemetry, found, ranks.size, engine.max_positions) if telemetry else None
     if found is None:
         save(settings, engine, ranks, desk, publish=True)
     while (order := ranks.share(desk.next(stop) if desk else None)).kind != "end":

@@ -74,10 +74,11 @@ class Batch:
 class ExperienceStream:
     """Tails `experience` and `ledger`, keeps the live buffer and draws batches; never waits itself.
 
-    Rows that no learner may use are dropped and counted in `dropped`: without a reward, or too old at use.
+    Rows that no learner may use are dropped and counted in `dropped`: without a reward, too old at use, or of more
+    tokens than the policy has positions for (`max_positions`; None: any length). `too_long` names the last of these.
     """
 
-    def __init__(self, lake: Lake, settings: Settings, cursor: Cursor | None = None):
+    def __init__(self, lake: Lake, settings: Settings, cursor: Cursor | None = None, max_positions: int | None = None):
         self._lake, self._loop = lake, settings.loop
         learner = settings.learner
         self._buffer = LiveBuffer(self._loop.bucket_width, learner.max_uses, learner.old_bucket_weight)
@@ -85,7 +86,9 @@ class ExperienceStream:
         self._gone = dict(cursor.gone)
         self.num_consumed = cursor.num_consumed
         self.last_admitted_at = cursor.last_admitted_at
-        self.dropped = {"stale": 0, "unscored": 0, "evicted": 0}
+        self.dropped = {"stale": 0, "unscored": 0, "evicted": 0, "too_long": 0}
+        self.too_long: tuple[str, ...] = ()
+        self._max_positions = max_positions
         self._experience = Tail(lake, "experience", cursor.experience_version, COLUMNS)
         columns = ["trajectory_id", "event", "min_weight_version"]
         self._ledger = Tail(lake, "ledger", cursor.ledger_version, columns)
@@ -150,11 +153,22 @@ class ExperienceStream:
         if rows["reward"].null_count or rows["group_reward_mean"].null_count:
             scored = rows.filter(pc.and_(pc.is_valid(rows["reward"]), pc.is_valid(rows["group_reward_mean"])))
         self.dropped["unscored"] += rows.num_rows - scored.num_rows
-        self._buffer.add(delta_version, _chunk(scored), kept)
+        self._buffer.add(delta_version, _chunk(self._fitting(scored)), kept)
         early = [name for name in self._gone if name in self._buffer]
         self._drop(early)
         for name in early:
             del self._gone[name]
+
+    def _fitting(self, rows: pa.Table) -> pa.Table:
+        """Those of `rows` that the policy has positions for; cut off, the others would be answers that nobody gave."""
+        if self._max_positions is None:
+            return rows
+        fits = pc.less_equal(pc.list_value_length(rows["token_ids"]), self._max_positions)
+        if pc.all(fits).as_py() is not False:
+            return rows
+        self.too_long = tuple(rows.filter(pc.invert(fits))["trajectory_id"].to_pylist())
+        self.dropped["too_long"] += len(self.too_long)
+        return rows.filter(fits)
 
     def _leave(self, rows: pa.Table) -> None:
         """Drop evicted and expired rows; the ledger may be ahead of `experience`, so unseen ones are remembered."""

@@ -167,6 +167,17 @@ def test_a_minimum_version_of_a_directive_bars_older_rows(lake: Lake) -> None:
     assert stream.take(5, min_version=5) is None
 
 
+def test_rows_longer_than_the_policy_has_positions_are_dropped_counted_and_named(lake: Lake) -> None:
+    stream = ExperienceStream(lake, settings_of(1), max_positions=4)
+    long = Sample("long", token_ids=[1] * 5, action_mask=[True] * 5, behavior_logprobs=[-1.0] * 5)
+    fits = Sample("fits", token_ids=[1] * 4, action_mask=[True] * 4, behavior_logprobs=[-1.0] * 4)
+    put(lake, [long, fits], 1)
+    put(lake, [Sample("short")], 2)
+    stream.poll(1)
+    assert (stream.num_available, stream.dropped["too_long"], stream.too_long) == (2, 1, ("long",))
+    assert sorted(drain(ExperienceStream(lake, settings_of(1), stream.cursor(), max_positions=4))) == ["fits", "short"]
+
+
 def test_rows_without_a_reward_are_dropped_and_counted(lake: Lake) -> None:
     put(lake, [Sample("a", reward=None), Sample("b", mean=None, std=None), Sample("c")], 1)
     stream = ExperienceStream(lake, settings_of(1))
