@@ -40,11 +40,12 @@ class Verdict:
             self.question(fault)
 
     def compare(self, what: str, expected: Counter[Any], found: Counter[Any]) -> None:
-        """Each key has to be found as often as expected."""
+        """Each key has to be found as often as expected; one that is not expected at all is unexplained."""
         for key, count in sorted((expected - found).items(), key=repr):
             self.lose(f"{what} {_shown(key)}: {found[key]} found, {expected[key]} expected", count)
         for key, count in sorted((found - expected).items(), key=repr):
-            self.duplicate(f"{what} {_shown(key)}: {found[key]} found, {expected[key]} expected", count)
+            report = self.duplicate if expected[key] else self.question
+            report(f"{what} {_shown(key)}: {found[key]} found, {expected[key]} expected", count)
 
     def shown(self, limit: int = 20) -> str:
         """The first faults, a line each, and how many there are."""

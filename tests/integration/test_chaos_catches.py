@@ -52,6 +52,7 @@ def test_a_dropped_batch_is_named(kafka: Kafka, tmp_path: Path) -> None:
     assert verdict.lost > 0
     assert verdict.duplicated == 0
     assert any(f.startswith("lost: outcome of trajectory") and "0 found, 1 expected" in f for f in verdict.faults)
+    assert any(f.startswith("unexplained: experience of") and "1 found, 0 expected" in f for f in verdict.faults)
     assert any("view `conservation` does not balance in tokens" in f for f in verdict.faults)
 
 
