@@ -4,6 +4,7 @@ Compaction and deletes rewrite files without bringing rows: their commits are pa
 """
 
 import io
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -47,15 +48,18 @@ class Tail:
         found: list[tuple[int, pa.Table]] = []
         while len(found) < max_versions:
             version = self.version + 1
-            actions = self._log.commit(version)
+            actions = self._lake.retry(self._reading(version), partial(self._log.commit, version))
             if actions is None:
                 if not found and self._is_gap(version):
                     return self._after_gap(version)
                 break
             if adds := _new_files(actions):
-                found.append((version, self._read(adds)))
+                found.append((version, self._lake.retry(self._reading(version), partial(self._read, adds))))
             self.version = version
         return found
+
+    def _reading(self, version: int) -> str:
+        return f"{self._table}: reading version {version}"
 
     def _is_gap(self, version: int) -> bool:
         """Whether commit `version` is missing though later ones exist."""
