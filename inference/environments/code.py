@@ -5,7 +5,9 @@ import re
 
 from inference.sandbox.sandbox import Test
 
-_FENCE = re.compile(r"^```[^\n]*\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```[^\n]*\n(.*?)^```|^```\w+\n(.*)\Z", re.DOTALL | re.MULTILINE)
+"""A code block; one that the end of the answer cut off has to name its language, or it may be the end of one."""
+
 _AFTER = re.compile(r"^(?:class|def|if|print|@|#|```|<)", re.MULTILINE)
 """What at the left margin no longer belongs to a function that a completion goes on with."""
 
@@ -16,7 +18,7 @@ def module_of(answer: str, prompt: str, entry_point: str) -> str:
     An answer is a code block (the last one counts) or bare code; and either a whole definition of the function or the
     rest of its body, whose first line may have lost its indentation.
     """
-    blocks = _FENCE.findall(answer)
+    blocks = [closed or cut for closed, cut in _FENCE.findall(answer)]
     code = blocks[-1] if blocks else answer
     if re.search(rf"^(?:async )?def {re.escape(entry_point)}\b|^{re.escape(entry_point)} *=", code, re.MULTILINE):
         return f"{prompt}\n{code}"

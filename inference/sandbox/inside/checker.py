@@ -31,7 +31,16 @@ class Candidate:
             try:
                 send(self.channel, request)
                 result = _result(receive(self.channel))
-            except (EOFError, OSError, FrameError, LookupError, TypeError, ValueError, RecursionError) as error:
+            except (
+                EOFError,
+                OSError,
+                FrameError,
+                LookupError,
+                TypeError,
+                ValueError,
+                ArithmeticError,
+                RecursionError,
+            ) as error:
                 self.gone = f"{type(error).__name__}: {error}"
             else:
                 if isinstance(result, Exception):

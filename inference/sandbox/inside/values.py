@@ -31,7 +31,7 @@ def unpack(value: Any) -> Any:
     """The plain value of JSON from `pack`, or from somebody who pretends.
 
     Raises:
-        ValueError, TypeError, KeyError, RecursionError: it is not from `pack`.
+        ValueError, TypeError, KeyError, OverflowError, RecursionError: it is not from `pack`.
     """
     if isinstance(value, list):
         return [unpack(item) for item in value]
