@@ -7,6 +7,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
   $$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 UV = $(or $(shell command -v uv),build/uv/bin/uv)
 ARGS ?=
+ENGINE ?=
 ROUNDS ?= 6
 SCENARIOS ?=
 
@@ -63,8 +64,8 @@ bench: setup  ## the figures that the README quotes, into bench.jsonl of the new
 	  OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.$$b --out $$out || exit 1; done; \
 	echo "== engine"; OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine && echo "bench: $$out"
 
-fuzz: setup  ## 10,000 hostile messages through a real broker and the curate flow (ARGS="--count 2000 --seed 7")
-	$(BIN)/python -m tests.fuzz.messages $(ARGS)
+fuzz: setup  ## hostile messages, weights, checkpoints into all that reads them (ARGS="--count 2000 --seed 7")
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 chaos: setup  ## processes really killed, judged by independent records (ROUNDS=6 SCENARIOS=curate,loop)
 	$(BIN)/python -m tests.chaos --rounds $(ROUNDS) $(if $(SCENARIOS),--only $(SCENARIOS)) $(ARGS)

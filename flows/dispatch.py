@@ -24,6 +24,7 @@ from flows.run import run
 from flows.steps.dispatcher import Dispatcher, News, State
 from flows.steps.draw import dealt
 from infra.kafka import ensure_topics
+from infra.kafka.follower import UNDECODABLE
 from infra.lake import Lake
 from infra.telemetry import Stop, Telemetry, main
 from schemas import messages
@@ -95,6 +96,7 @@ def decode(item: Raw | Hole | Tick | Clock) -> tuple[str, Heard] | None:
     try:
         message = messages.decode(type_, item.value)
     except ContractError as error:  # the curate flow keeps it in dead_letters; a report comes again
+        UNDECODABLE.labels(item.topic).inc()
         log.warning("%s/%d: %s", item.topic, item.offset, error)
         return None
     return KEY, message.root if isinstance(message, BufferMessage) else message

@@ -3,10 +3,19 @@
 Frozen, strict about unknown keys, timestamps in UTC. `decode` turns bytes into a message or a ContractError.
 """
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, RootModel, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    RootModel,
+    StringConstraints,
+    ValidationError,
+)
 
 from schemas.errors import ContractError
 
@@ -23,6 +32,19 @@ MAX_PROBE_TOKENS = 1024
 """Attention over a probe takes memory that grows with the square of its length."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\w./:@+\- ]+$")]
+
+
+def _within_reach(time: datetime) -> datetime:
+    if not _EARLIEST <= time <= _LATEST:
+        raise ValueError("lies outside the years 1970 to 2200")
+    return time
+
+
+_EARLIEST, _LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+
+Time = Annotated[AwareDatetime, AfterValidator(_within_reach)]
+"""A time with its zone, that every reader of the lake can hold in UTC."""
+
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Factor = Annotated[float, Field(ge=0, le=1000)]
@@ -73,8 +95,8 @@ class Task(Message):
     origin: Name = "rollout"
     min_weight_version: Count = 0
     directive_id: str | None = None
-    dispatched_at: datetime
-    lease_until: datetime
+    dispatched_at: Time
+    lease_until: Time
 
 
 class TaskPosterior(Message):
@@ -108,7 +130,7 @@ class BufferReport(Message):
 
     kind: Literal["shard"] = "shard"
     shard: Name
-    at: datetime
+    at: Time
     learner_version: Count
     trajectories: dict[str, Count]
     tokens: dict[str, Count]
@@ -122,7 +144,7 @@ class LearnerReport(Message):
     """What the learner can still use (topic `buffer`, key `learner`): absolute figures."""
 
     kind: Literal["learner"] = "learner"
-    at: datetime
+    at: Time
     weight_version: Count
     train_step: Count
     num_available: Count
@@ -144,7 +166,7 @@ class WeightSummary(Message):
     num_bytes: Count
     train_step: Count
     mlflow_run: str | None = None
-    created_at: datetime
+    created_at: Time
 
 
 class FamilyScore(Message):
@@ -175,8 +197,8 @@ class EvalResult(Message):
     families: dict[str, FamilyScore] = {}
     reason: str | None = None
     num_tokens: Count = 0
-    started_at: datetime
-    finished_at: datetime
+    started_at: Time
+    finished_at: Time
 
 
 class Directive(Message):
@@ -189,7 +211,7 @@ class Directive(Message):
     directive_id: Name
     target: Literal["all", "dispatch", "curate", "learner", "rollout", "clock"]
     issued_by: Name
-    issued_at: AwareDatetime
+    issued_at: Time
     reason: str = ""
     pause: bool | None = None
     min_weight_version: Count | None = None
@@ -225,8 +247,8 @@ class UsageInterval(Message):
     service: Name
     instance: Name
     phase: Name
-    started_at: datetime
-    ended_at: datetime
+    started_at: Time
+    ended_at: Time
     busy_s: Seconds
     idle_s: Seconds
     num_accelerators: Count = 1
@@ -270,4 +292,4 @@ class Manifest(Message):
     delta_version: int | None = None
     mlflow_run: str | None = None
     checkpoint: str | None = None
-    created_at: datetime
+    created_at: Time

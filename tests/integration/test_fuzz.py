@@ -8,6 +8,7 @@ import pytest
 
 from infra.stack.programs import ROOT
 from schemas.settings import Kafka
+from tests.fuzz import consumers
 from tests.fuzz.classes import CLASSES
 from tests.fuzz.messages import fuzz
 
@@ -16,6 +17,13 @@ from tests.fuzz.messages import fuzz
 def test_every_hostile_message_becomes_a_row_in_bounded_memory(kafka: Kafka, tmp_path: Path) -> None:
     result = fuzz(kafka, tmp_path, 20 * len(CLASSES), seed=7)
     assert result.faults() == []
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_hostile_json_message_is_recorded_or_counted_and_no_process_dies(kafka: Kafka, tmp_path: Path) -> None:
+    assert consumers.through(kafka, tmp_path, 50 * len(consumers.CLASSES), seed=7).problems() == []
 
 
 @pytest.mark.timeout(120)

@@ -37,7 +37,7 @@ def test_messages_survive_their_bytes(type_: type, data: st.DataObject) -> None:
 def _valid(type_: type) -> st.SearchStrategy:
     names = st.text("abcXYZ019_-/.", min_size=1, max_size=9)
     counts = st.integers(0, 2**53)
-    time = st.datetimes(timezones=st.just(UTC))
+    time = st.datetimes(datetime(1970, 1, 1), datetime(2199, 12, 31), timezones=st.just(UTC))  # noqa: DTZ001
     by_name = {
         Task: dict(group_id=names, group_size=st.integers(1, 64), task_id=names, family=names, index=counts,
                    environment=names, seed=counts, draw=counts, dispatched_at=time, lease_until=time),
@@ -73,6 +73,13 @@ def test_unknown_keys_and_infinities_are_refused_by_field() -> None:
         decode(Directive, json.dumps(good | {"surprise": 1}).encode())
     with pytest.raises(ContractError, match="learning_rate_scale"):
         decode(Directive, json.dumps(good | {"learning_rate_scale": 1e999}).encode())
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-01-01T00:00:00"])
+def test_a_time_that_no_table_can_hold_in_utc_or_without_a_zone_is_refused(time: str) -> None:
+    body = json.loads(Directive(directive_id="d", target="all", issued_by="x", issued_at=NOW).to_bytes())
+    with pytest.raises(ContractError, match="issued_at"):
+        decode(Directive, json.dumps(body | {"issued_at": time}).encode())
 
 
 @pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "a/b", ".hidden", "", "a\x00b", "x" * 200])
