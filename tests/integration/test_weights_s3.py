@@ -1,5 +1,6 @@
 """Weight store and lake on S3: a real server, real requests."""
 
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -19,7 +20,9 @@ from safetensors.numpy import save_file
 
 from flows.connectors.delta_sink import DeltaSink
 from flows.connectors.items import Tick
+from flows.steps.decode import decode
 from infra import sql
+from infra.claims import Claims
 from infra.cli import doctor
 from infra.lake import Lake
 from infra.stack.ports import free_port
@@ -28,9 +31,13 @@ from infra.tail import Tail
 from infra.weights import WeightStore, describe, exclusive_create_works, fingerprint_file
 from schemas.errors import LakeError, WeightStoreError
 from schemas.messages import Manifest
+from schemas.names import Header
 from schemas.settings import Settings
 from schemas.tables import TABLES
+from schemas.wire import decode as wire_decode
+from schemas.wire import pack
 from tests.rows import row
+from tests.samples import group, message
 
 BUCKET = "lagoon"
 WRITERS = 8
@@ -102,6 +109,29 @@ def test_a_version_is_published_listed_and_fetched(options: dict[str, str], tmp_
     assert (store.versions(), store.latest()) == ([1], 1)
     fetched = store.fetch(1, tmp_path / "cache")
     assert fingerprint_file(fetched / "model.safetensors") == manifest.fingerprint
+
+
+def test_a_claim_lies_beside_the_lake_on_s3_and_is_verified(options: dict[str, str]) -> None:
+    settings = Settings.model_validate({"lake": {"uri": f"s3://{BUCKET}/lake-c"}})
+    assert settings.claims_uri == f"s3://{BUCKET}/lake-c/_lagoon/claims"
+    claims = Claims(settings.claims_uri, options)
+    body, headers = pack(group("a", [0.0, 1.0]))
+    claim = claims.put(body)
+    assert claims.put(body) == claim
+    raw = dataclasses.replace(
+        message(group("a", [0.0, 1.0]), 0), value=claim.to_bytes(), headers=(*headers.items(), *claim.header.items())
+    )
+    shard = int(headers[Header.SHARD])
+    read = decode(shard, [raw], {}, claims.body)
+    assert read.rows == wire_decode(body)
+    assert read.dead_letters == ()
+    claims.store.put(claim.sha256, body[:-1] + b"!")
+    [letter] = decode(shard, [raw], {}, claims.body).dead_letters
+    assert "its SHA-256 differs" in letter["error"][0].as_py()
+    assert claims.remove(claim.sha256, datetime(2100, 1, 1, tzinfo=UTC)) == len(body)
+    [letter] = decode(shard, [raw], {}, claims.body).dead_letters
+    assert (letter["num_rows"][0].as_py(), letter["num_tokens"][0].as_py()) == (2, 12)
+    assert "is missing" in letter["error"][0].as_py()
 
 
 def test_of_two_writers_of_one_version_exactly_one_wins(options: dict[str, str], tmp_path: Path):
