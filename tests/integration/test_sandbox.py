@@ -29,6 +29,27 @@ def test_a_script_that_raises_ends_with_its_traceback(sandbox: Sandbox):
     assert outcome.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
+@pytest.mark.parametrize(
+    ("source", "status", "stdout", "stderr"),
+    [
+        ("import sys\nsys.exit()", 0, "", ""),
+        ("import sys\nsys.exit(256)", 0, "", ""),
+        ("import sys\nsys.exit('no')", 1, "", "no\n"),
+        ("import atexit\natexit.register(print, 'bye')\nprint('hi')", 0, "hi\nbye\n", ""),
+        (
+            "import threading, time\ndef f():\n    time.sleep(0.1)\n    print(1)\nthreading.Thread(target=f).start()",
+            0,
+            "1\n",
+            "",
+        ),
+        ("import sys\nprint('x')\nsys.stdout.close()", 0, "x\n", ""),
+    ],
+)
+def test_a_script_ends_as_under_python(sandbox: Sandbox, source: str, status: int, stdout: str, stderr: str):
+    outcome = asyncio.run(sandbox.run(source, limits=PATIENT))
+    assert (outcome.status, outcome.stdout, outcome.stderr) == (status, stdout, stderr)
+
+
 def test_a_script_killed_by_a_signal_says_so(sandbox: Sandbox):
     outcome = asyncio.run(sandbox.run("import os\nos.kill(os.getpid(), 9)", limits=PATIENT))
     assert outcome.status == -9

@@ -31,7 +31,7 @@ Program = Callable[[], None]
 def main(uid: int) -> None:
     """Serve the jobs of the control socket, descriptor 0, until its other end closes.
 
-    In a program's process this returns from `serve` with what to run, so that no frame of the sandbox lies below it.
+    In a program's process this returns from `serve` with what to run, so that few frames of the sandbox lie below it.
     """
     for name in PRELOADED.split():
         __import__(name)
