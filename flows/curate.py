@@ -21,11 +21,13 @@ from flows.connectors.items import Hole, Raw, Tick
 from flows.connectors.kafka_sink import KafkaSink, kafka_output
 from flows.connectors.kafka_source import MergeSource
 from flows.connectors.refetch import Refetch
+from flows.earlier import Earlier
 from flows.metrics import note_curated
 from flows.run import run
 from flows.steps.chunk import Chunk
 from flows.steps.decode import Body, Sequences, decode
 from flows.steps.ledger import Rows
+from flows.steps.lives import stamped
 from flows.steps.payloads import PayloadReader
 from flows.steps.route import shards
 from flows.steps.shard import Shard
@@ -38,11 +40,13 @@ from infra.telemetry import Stop, Telemetry, main
 from schemas.ids import shard_key
 from schemas.messages import BufferReport, Message
 from schemas.names import Service
-from schemas.settings import Settings, current
+from schemas.settings import Run, Settings, current
 from schemas.tables import DEAD_LETTERS, EXPERIENCE, GROUPS, LEDGER, TASK_DIFFICULTY
 from schemas.topics import BUFFER, CONTROL, TRAJECTORIES, WEIGHTS
 
 Routed = tuple[int, Raw | Hole]
+Begin = Callable[[int], State]
+"""The state that a shard begins with when it has none of its own."""
 
 TABLES = (EXPERIENCE.name, LEDGER.name, GROUPS.name, TASK_DIFFICULTY.name, DEAD_LETTERS.name)
 
@@ -66,11 +70,15 @@ class Decode(StatefulBatchLogic[Routed, Chunk, Sequences]):
 class Curate(StatefulBatchLogic[Chunk, Rows | BufferReport, bytes]):
     """Chunks become decisions. State: `State`, pickled here, for Bytewax pickles when it may have moved on."""
 
-    def __init__(self, settings: Settings, reader: PayloadReader, state: bytes | None) -> None:
-        self._shard = Shard(settings, reader, State.from_bytes(state) if state else None)
+    def __init__(self, settings: Settings, reader: PayloadReader, begin: Begin, state: bytes | None) -> None:
+        self._begin, self._shard = begin, Shard(settings, reader, State.from_bytes(state) if state else None)
+        self._is_new = state is None
 
     def on_batch(self, values: list[Chunk]) -> tuple[list[Rows | BufferReport], bool]:
         """What follows from the chunks, in order."""
+        if self._is_new:  # only now it is known which shard this is
+            self._shard.begin(self._begin(values[0].shard))
+            self._is_new = False
         items = [item for chunk in values for item in self._shard.curate(chunk)]
         note_curated(items)
         return items, self.RETAIN
@@ -86,6 +94,7 @@ def build(
     reports: KafkaSink | None,
     reader: PayloadReader,
     settings: Settings,
+    begin: Begin = lambda _: State(),
 ) -> Dataflow:
     """The flow from `source` (one order in each lane) to one `sink(table)` for each of TABLES, and to `reports`."""
     to_shards = partial(route, num_partitions=settings.kafka.partitions)
@@ -99,10 +108,11 @@ def build(
     )  # (shard key, Chunk): all rows of a call in one batch
     checked = op.map_value("validate", chunks, check)  # (shard key, Chunk), with the faults of each row
     decided = op.stateful_batch(
-        "curate", checked, partial(Curate, settings, reader)
+        "curate", checked, partial(Curate, settings, reader, begin)
     )  # (shard key, Rows | BufferReport)
     for table in TABLES:
-        rows = op.filter_map_value(f"select_{table}", decided, partial(of_table, table))  # (shard key, RecordBatch)
+        select = partial(of_table, table, settings.run)
+        rows = op.filter_map_value(f"select_{table}", decided, select)  # (shard key, RecordBatch)
         lake_output(f"write_{table}", rows, items, sink(table))
     if reports:
         told = op.filter_map_value("select_reports", decided, report_in)  # (shard key, BufferReport)
@@ -117,9 +127,9 @@ def route(item: Raw | Hole | Tick, num_partitions: int) -> list[tuple[str, Route
     return [(shard_key(shard), (shard, item)) for shard in shards(item, num_partitions)]
 
 
-def of_table(table: str, item: Rows | BufferReport) -> pa.RecordBatch | None:
+def of_table(table: str, run: Run, item: Rows | BufferReport) -> pa.RecordBatch | None:
     """The batch in `item`, if it is for `table`."""
-    return item.batch if isinstance(item, Rows) and item.table == table else None
+    return stamped(item.batch, run) if isinstance(item, Rows) and item.table == table else None
 
 
 def report_in(item: Rows | BufferReport) -> Message | bytes | None:
@@ -142,10 +152,11 @@ def flow_for(settings: Settings, stop: Flag | None = None, stop_at_end: bool = F
     lake, parts = Lake.of(settings), settings.lake.sink_partitions
     return build(
         source,
-        lambda table: DeltaSink(lake, table, Service.CURATE, parts),
+        lambda table: DeltaSink(lake, table, settings.run.in_this_life(Service.CURATE), parts),
         KafkaSink(settings.kafka, BUFFER.name, Service.CURATE),
         Refetch(settings.kafka, TRAJECTORIES.name, f"{Service.CURATE}-refetch", Claims.of(settings)),
         settings,
+        Earlier(settings).shard,
     )
 
 

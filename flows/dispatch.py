@@ -5,6 +5,7 @@ python -m bytewax.run flows.dispatch -r RECOVERY_FOLDER -s 1 -b 10
 """
 
 import logging
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from flows.connectors.epochs import Flag
 from flows.connectors.items import Clock, Hole, Raw, Tick
 from flows.connectors.kafka_sink import KafkaSink, kafka_output
 from flows.connectors.kafka_source import TopicsSource
+from flows.earlier import Earlier
 from flows.metrics import note_dispatched
 from flows.run import run
 from flows.steps.dispatcher import Dispatcher, News, State
@@ -39,6 +41,8 @@ log = logging.getLogger("lagoon.flows")
 
 Heard = News | Clock | Tick
 Said = Task | Directive | pa.RecordBatch
+Begin = Callable[[], State | None]
+"""The state that the dispatcher begins with when it has none of its own."""
 
 KEY = "dispatch"
 
@@ -46,8 +50,8 @@ KEY = "dispatch"
 class Decide(StatefulBatchLogic[Heard, Said, bytes]):
     """The dispatcher as a step. Ticks release the tasks of epochs that are durable."""
 
-    def __init__(self, settings: Settings, state: bytes | None) -> None:
-        self._dispatcher = Dispatcher(settings, State.from_bytes(state) if state else None)
+    def __init__(self, settings: Settings, begin: Begin, state: bytes | None) -> None:
+        self._dispatcher = Dispatcher(settings, State.from_bytes(state) if state else begin())
 
     def on_batch(self, values: list[Heard]) -> tuple[list[Said], bool]:
         """Tasks, clock messages, and rows of `dispatches`."""
@@ -69,7 +73,14 @@ class Decide(StatefulBatchLogic[Heard, Said, bytes]):
         return self._dispatcher.end_epoch()
 
 
-def build(source: Source[Any], tasks: KafkaSink, clock: KafkaSink, rows: DeltaSink, settings: Settings) -> Dataflow:
+def build(
+    source: Source[Any],
+    tasks: KafkaSink,
+    clock: KafkaSink,
+    rows: DeltaSink,
+    settings: Settings,
+    begin: Begin = lambda: None,
+) -> Dataflow:
     """The flow from `source` to the `tasks` topic, the `clock` messages of the `control` topic, and `dispatches`.
 
     Raises:
@@ -79,7 +90,7 @@ def build(source: Source[Any], tasks: KafkaSink, clock: KafkaSink, rows: DeltaSi
     flow = Dataflow("dispatch")
     items = op.input("read", flow, source)  # Raw | Hole | Tick | Clock
     heard = op.filter_map("decode", items, decode)  # (key, BufferReport | LearnerReport | ... | Clock | Tick)
-    said = op.stateful_batch("decide", heard, partial(Decide, settings))  # (key, Task | Directive | RecordBatch)
+    said = op.stateful_batch("decide", heard, partial(Decide, settings, begin))  # (key, Task | Directive | RecordBatch)
     kafka_output("send", op.filter_map("select_tasks", said, task_in), tasks)  # (group id, Task)
     kafka_output("tell", op.filter_map("select_clock", said, clock_in), clock)  # ("clock", Directive)
     lake_output("write", op.filter_map_value("select_rows", said, rows_in), items, rows)  # (key, RecordBatch)
@@ -132,8 +143,9 @@ def flow_for(settings: Settings, stop: Flag | None = None) -> Dataflow:
         source,
         KafkaSink(settings.kafka, TASKS.name, Service.DISPATCH),
         KafkaSink(settings.kafka, CONTROL.name, Service.DISPATCH),
-        DeltaSink(Lake.of(settings), DISPATCHES.name, Service.DISPATCH, partitions=1),
+        DeltaSink(Lake.of(settings), DISPATCHES.name, settings.run.in_this_life(Service.DISPATCH), partitions=1),
         settings,
+        Earlier(settings).dispatcher,
     )
 
 

@@ -5,10 +5,11 @@ python -m bytewax.run flows.records -r RECOVERY_FOLDER -s 1 -b 10
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import bytewax.operators as op
+import pyarrow as pa
 from bytewax.dataflow import Dataflow
 from bytewax.inputs import Source
 
@@ -16,6 +17,7 @@ from flows.connectors.delta_sink import DeltaSink, lake_output
 from flows.connectors.epochs import Flag
 from flows.connectors.kafka_source import TopicsSource
 from flows.run import run
+from flows.steps.lives import stamped
 from flows.steps.records import TABLES, TOPICS, to_rows
 from infra.kafka import ensure_topics
 from infra.lake import Lake
@@ -23,14 +25,17 @@ from infra.telemetry import Stop, Telemetry, main
 from schemas.names import Service
 from schemas.settings import Settings, current
 
+Stamp = Callable[[pa.RecordBatch], pa.RecordBatch]
 
-def build(source: Source[Any], sink: Callable[[str], DeltaSink]) -> Dataflow:
-    """The flow from `source` (Raw | Hole | Tick) to one `sink(table)` for each table."""
+
+def build(source: Source[Any], sink: Callable[[str], DeltaSink], stamp: Stamp = lambda batch: batch) -> Dataflow:
+    """The flow from `source` (Raw | Hole | Tick) to one `sink(table)` for each table; each batch passes `stamp`."""
     flow = Dataflow("records")
     items = op.input("source", flow, source)  # Raw | Hole | Tick
     rows = op.flat_map_batch("decode", items, to_rows)  # (table, RecordBatch)
     for table in TABLES:
         of_table = op.filter(f"{table}_only", rows, lambda row, table=table: row[0] == table)
+        of_table = op.map_value(f"{table}_stamp", of_table, stamp)
         lake_output(f"{table}_write", of_table, items, sink(table))
     return flow
 
@@ -46,8 +51,8 @@ def flow_for(settings: Settings, stop: Flag | None = None, stop_at_end: bool = F
         stop_at_end=stop_at_end,
         stop=stop,
     )
-    lake = Lake.of(settings)
-    return build(source, lambda table: DeltaSink(lake, table, Service.RECORDS, partitions=1))
+    lake, name = Lake.of(settings), settings.run.in_this_life(Service.RECORDS)
+    return build(source, lambda table: DeltaSink(lake, table, name, partitions=1), partial(stamped, run=settings.run))
 
 
 @cache

@@ -7,20 +7,20 @@ from functools import partial
 
 from obstore.exceptions import BaseError
 
+from inference.earlier import earlier
 from inference.engines.registry import make_engine
 from inference.eval_plan import Job, without_held_out
 from inference.evaluator import Evaluator
 from inference.serving import Server
-from infra.kafka import Follower, Producer
+from infra.kafka import Producer
 from infra.telemetry import Stop, Telemetry, logger, main
 from infra.tracking import Tracking
 from infra.usage import Usage
 from infra.weights import WeightStore
 from schemas.errors import BrokerError
-from schemas.messages import EvalResult, Message
+from schemas.messages import Message
 from schemas.names import Phase, Service
-from schemas.settings import Kafka, Settings
-from schemas.topics import EVALS
+from schemas.settings import Settings
 
 _POLL_S = 0.2
 _NICENESS = 5
@@ -74,7 +74,7 @@ class Evaluation:
         self._evaluator = Evaluator(
             settings, self._server, self._outgoing.publish, self._board, self._usage, name=telemetry.instance
         )
-        self._evaluator.remember(_earlier(settings.kafka, telemetry.instance))
+        self._evaluator.remember(earlier(settings, telemetry.instance))
         self._settings = settings
         if missing := without_held_out(settings.families):
             self._log.warning("families without held-out tasks are not evaluated", families=missing)
@@ -149,15 +149,6 @@ async def evaluate(evaluation: Evaluation, stop: Stop) -> None:
 async def _forever(evaluation: Evaluation, name: str) -> None:
     while True:
         await getattr(evaluation, name)()
-
-
-def _earlier(kafka: Kafka, client_id: str) -> list[EvalResult]:
-    """Results of earlier lives, oldest first."""
-    follower = Follower(kafka, EVALS.name, EvalResult, client_id)
-    try:
-        return follower.poll()
-    finally:
-        follower.close()
 
 
 def _run_id(settings: Settings) -> str | None:

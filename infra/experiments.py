@@ -46,10 +46,15 @@ class Experiment:
         self._known: dict[str, set[int]] = {}
 
     def start(self, resume_run_id: str | None) -> str:
-        """The id of the run: `resume_run_id` where MLflow still has it, else a new one, with settings as parameters."""
+        """The id of the run: `resume_run_id` where MLflow still has it, else a new one, with settings as parameters.
+
+        Tag `lagoon.continues` of a new one names the run that is gone.
+        """
         if resume_run_id is not None and self._resume(resume_run_id):
             return resume_run_id
         tags = {"lagoon.run": self._settings.run.name}
+        if resume_run_id is not None:
+            tags["lagoon.continues"] = resume_run_id
         run = self._client.create_run(self._experiment_id(), run_name=self._run_name, tags=tags)
         params = [Param(key, value[:6000]) for key, value in parameters(self._settings)]
         for first in range(0, len(params), _MAX_PARAMS):

@@ -24,6 +24,7 @@ from infra.maintenance.compaction import compact, open_table
 from infra.maintenance.logs import checkpoint, clean_log
 from infra.maintenance.orphans import vacuum
 from infra.maintenance.retention import remove_versions
+from infra.run_manifests import RunManifests
 from infra.telemetry import Stop, Telemetry, main
 from infra.weights import WeightStore
 from schemas.errors import LagoonError
@@ -73,17 +74,14 @@ class Upkeep:
         """One pass; what failed, in words."""
         began, faults = time.monotonic(), list[str]()
         vacuums = self._is_vacuum_due()
-        cursors = self._try("cursors", partial(readers.cursors, self._checkpoints), faults)
+        cursors = self._try("cursors", partial(readers.cursors, self._settings.checkpoints), faults)
         for name in TABLES:
             self._try(name, partial(self._table, name, cursors, vacuums), faults)
         self._try("weights", self._retire_weights, faults)
+        self._try("run manifests", RunManifests(self._lake).prune, faults)
         self._try("claims", self._remove_claims, faults)
         PASS_SECONDS.set(time.monotonic() - began)
         return faults
-
-    @property
-    def _checkpoints(self) -> Any:
-        return self._settings.run.folder / "checkpoints"
 
     def _table(self, name: str, cursors: dict[str, int] | None, vacuums: bool) -> None:
         began, rules = time.monotonic(), self._rules
@@ -104,7 +102,8 @@ class Upkeep:
         served = readers.served_versions(self._lake)
         if served is None:
             return  # nobody knows yet who needs what
-        named = served | readers.best_versions(self._lake) | readers.checkpoint_versions(self._checkpoints)
+        named = served | readers.best_versions(self._lake) | readers.checkpoint_versions(self._settings.checkpoints)
+        named |= {1} if self._settings.objective.has_reference else set()  # a run that moves takes its reference there
         removed, num_bytes = remove_versions(self._weights, self._rules.keep_weight_versions, named)
         VERSIONS.inc(len(removed))
         RECLAIMED.labels("weights").inc(num_bytes)

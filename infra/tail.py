@@ -4,6 +4,8 @@ Compaction and deletes rewrite files without bringing rows: their commits are pa
 """
 
 import io
+import json
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -18,14 +20,19 @@ from infra.store import local_path
 from schemas.errors import LakeError
 from schemas.tables import TABLES
 
+Wanted = Callable[[Mapping[str, str | None]], bool]
+"""Whether a file is to be read, by its partition values."""
+
 
 class Tail:
     """A cursor on the commits of `table` after `after_version`; -1 begins with the first row ever.
 
     `version` is the last version delivered; keep it in a checkpoint and hand it back as `after_version` to go on.
+    `num_passed_over` counts rows of files that the caller did not want.
     """
 
     def __init__(self, lake: Lake, table: str, after_version: int = -1, columns: list[str] | None = None):
+        self.num_passed_over = 0
         declared = TABLES[table].delta_schema
         names = declared.names if columns is None else columns
         self.version = after_version
@@ -36,8 +43,10 @@ class Tail:
         self._store = lake.store(table)
         self._folder = local_path(lake.table_uri(table))
 
-    def poll(self, max_versions: int = 100) -> list[tuple[int, pa.Table]]:
+    def poll(self, max_versions: int = 100, wanted: Wanted | None = None) -> list[tuple[int, pa.Table]]:
         """Up to `max_versions` new versions that brought rows, as (Delta version, its rows).
+
+        Files whose partition values are not `wanted` are not opened.
 
         The cursor moves only past commits that were read whole. A reader that begins at -1 where early commits have
         been cleaned away gets all rows of the newest snapshot at once, under that snapshot's version.
@@ -53,7 +62,7 @@ class Tail:
                 if not found and self._is_gap(version):
                     return self._after_gap(version)
                 break
-            if adds := _new_files(actions):
+            if adds := self._wanted(_new_files(actions), wanted):
                 found.append((version, self._lake.retry(self._reading(version), partial(self._read, adds))))
             self.version = version
         return found
@@ -80,6 +89,14 @@ class Tail:
         rows = handle.to_pyarrow_dataset().to_table(columns=self.schema.names)
         self.version = handle.version()
         return [(self.version, rows.cast(self.schema))] if rows.num_rows else []
+
+    def _wanted(self, adds: list[Action], wanted: Wanted | None) -> list[Action]:
+        if wanted is None:
+            return adds
+        chosen = [add for add in adds if wanted(add["partitionValues"])]
+        others = [json.loads(add["stats"]) for add in adds if add not in chosen and add.get("stats")]
+        self.num_passed_over += sum(stats["numRecords"] for stats in others)
+        return chosen
 
     def _read(self, adds: list[Action]) -> pa.Table:
         return pa.concat_tables([self._read_file(add) for add in adds])

@@ -5,6 +5,7 @@
 """
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -77,6 +78,14 @@ class WeightStore:
         if manifest.version != version:
             raise WeightStoreError(f"{MANIFEST} of version {version} in {self.uri} says version {manifest.version}")
         return manifest
+
+    def digest(self, version: int) -> str:
+        """SHA-256 of the manifest of a version, byte for byte; empty where the version is not complete."""
+        try:
+            with self._reaching():
+                return hashlib.sha256(bytes(self._store.get(f"{_name(version)}/{MANIFEST}").bytes())).hexdigest()
+        except FileNotFoundError:
+            return ""
 
     def publish(self, folder: Path, manifest: Manifest) -> bool:
         """Store the files of `folder` that `manifest` lists, then the manifest, which makes the version visible.

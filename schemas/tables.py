@@ -25,7 +25,7 @@ class Table:
 
 
 COORDINATES = [
-    column("topic", STR, "Kafka topic"),
+    column("topic", STR, "Kafka topic, with @N in the N-th log after the run's first"),
     column("partition", I32, "Kafka partition"),
     column("offset", I64, "Kafka offset"),
 ]
@@ -128,7 +128,7 @@ TASK_DIFFICULTY = Table(
 
 DEAD_LETTERS = Table(
     "dead_letters",
-    "an undecodable message, a hole in a log, or a letter's return",
+    "an undecodable message, a hole in a log, a letter's return, or what an earlier life of the run lost",
     pa.schema(
         [
             *COORDINATES,
@@ -141,7 +141,8 @@ DEAD_LETTERS = Table(
             column(
                 "kind",
                 STR,
-                "undecodable; hole (offsets that had expired); replayed (a letter that was sent again, and read)",
+                "undecodable; hole (offsets that had expired); replayed (a letter that was sent again, and read); "
+                "lost (was in flight when the run resumed without its log)",
             ),
             column("at", TIMESTAMP, "broker time"),
             column("replayed_from", STR, "topic/partition/offset of the letter that this message sends again", True),

@@ -34,6 +34,7 @@ class Sample:
     token_ids: Sequence[int] = (1, 2, 3)
     action_mask: Sequence[bool] = (False, True, True)
     behavior_logprobs: Sequence[float] = (0.0, -1.0, -1.0)
+    bucket: int | None = None
 
 
 def experience(samples: Iterable[Sample]) -> pa.Table:
@@ -90,7 +91,7 @@ def _row(sample: Sample) -> dict[str, object]:
         "group_size": 8,
         "min_weight_version": sample.version,
         "max_weight_version": sample.version,
-        "version_bucket": sample.version,
+        "version_bucket": sample.version if sample.bucket is None else sample.bucket,
         "status": "completed",
         "reward": sample.reward,
         "group_reward_mean": sample.mean,

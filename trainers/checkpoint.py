@@ -180,7 +180,7 @@ def _name(step: int, version: int) -> str:
     return f"step-{step:08d}-v{version:08d}"
 
 
-_MEND = "Restore it from a backup, or move the folder away to go on from the checkpoint before it"
+_MEND = "Restore it from a backup, or let `lagoon resume RUN` go on from the run manifest before it"
 
 
 def _files(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infra.failpoints import hit
-from infra.kafka import Follower, Producer
+from infra.kafka import Follower, Producer, cluster_id
 from infra.lake import Lake
 from infra.telemetry import Stop, Telemetry, logger
 from infra.tracking import Tracking
@@ -29,6 +29,7 @@ from trainers.objectives.kl import adapted
 from trainers.publish import Publisher, is_due, manifest
 from trainers.records import Step, engine_mismatch, lineage, rates, sample_rows, step_row
 from trainers.reports import Reports, numbers
+from trainers.run_record import RunRecord
 from trainers.signals import Signals, signals
 from trainers.stream import Batch, ExperienceStream
 from trainers.watchdog import Watchdog, explain
@@ -65,7 +66,9 @@ class Desk:
         self._stream = ExperienceStream(self._lake, settings, found.cursor if found else None, max_positions)
         state = found.state if found else State()
         self._tracking = Tracking(settings, settings.run.name, state.mlflow_run)
-        self._publisher = Publisher(WeightStore.of(settings), self._producer, self._tracking)
+        weights = WeightStore.of(settings)
+        self._publisher = Publisher(weights, self._producer, self._tracking)
+        self._record = RunRecord(settings, self._lake, weights, cluster_id(settings.kafka))
         self._checkpoints = checkpoints(settings)
         self._state = _reborn(state, ranks, self._tracking.run_id)
         self._saved_step = state.step if found else -1
@@ -75,6 +78,8 @@ class Desk:
         self._idle_since = time.monotonic()
         if found:
             self._publisher.publish(found)
+            self._publisher.remind()
+            self._record.catch_up(found)
 
     @property
     def state(self) -> State:
@@ -125,7 +130,7 @@ class Desk:
         return self._checkpoints.begin(self._state.step, self._state.weight_version)
 
     def finish_checkpoint(self, folder: Path, probe: Probe, publish: bool) -> None:
-        """Make the checkpoint in `folder` whole; only then publish what it made."""
+        """Make the checkpoint in `folder` whole; only then publish what it made, and write down what belongs to it."""
         state = self._state
         if publish:
             made = manifest(folder, state, self._stream.delta_version, probe, datetime.now(UTC))
@@ -135,6 +140,8 @@ class Desk:
         self._saved_step = state.step
         hit("learner.after_checkpoint")
         self._publisher.publish(saved)
+        hit("learner.before_run_manifest")
+        self._record.write(saved)
         self._idle_since = time.monotonic()
         hit("learner.after_publish")
 
@@ -203,8 +210,7 @@ class Desk:
 
 def checkpoints(settings: Settings) -> Checkpoints:
     """The checkpoints of a run."""
-    root = settings.run.folder / "checkpoints"
-    return Checkpoints(root, settings.learner.keep_checkpoints, lambda: datetime.now(UTC))
+    return Checkpoints(settings.checkpoints, settings.learner.keep_checkpoints, lambda: datetime.now(UTC))
 
 
 def _reborn(state: State, world_size: int, mlflow_run: str | None) -> State:

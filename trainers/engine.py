@@ -48,8 +48,8 @@ class Engine:
         self._stage = learner.zero_stage
         self._longest = settings.rollout.max_tokens
         self.parts = max(1, min(learner.micro_batches, settings.loop.batch_size // ranks.size))
-        needs_reference = self._options.kl or "dpo" in self._options.names
-        self._reference = _frozen(starting_policy(settings), settings, ranks.device) if needs_reference else None
+        has_reference = self._options.has_reference
+        self._reference = _frozen(starting_policy(settings), settings, ranks.device) if has_reference else None
         decoupled = "ppo" in self._options.names
         self._proximal = _frozen(proximal or policy, settings, ranks.device) if decoupled else None
         scorer = Scorer(load_policy(policy, _DTYPES[learner.precision]), settings.rollout.temperature)

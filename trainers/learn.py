@@ -21,8 +21,8 @@ from trainers.checkpoint import POLICY, Checkpoint, writing
 from trainers.desk import Desk, Order, checkpoints
 from trainers.engine import Engine, starting_policy
 from trainers.policy import export
-from trainers.publish import check_order
 from trainers.ranks import Ranks, prepare_environment
+from trainers.run_record import agreed
 
 
 def run(settings: Settings | None, telemetry: Telemetry | None, stop: Stop) -> None:
@@ -51,17 +51,18 @@ def run(settings: Settings | None, telemetry: Telemetry | None, stop: Stop) -> N
 
 
 def find(settings: Settings) -> Checkpoint | None:
-    """The checkpoint to go on from, checked against the weight store.
+    """The checkpoint to go on from, checked against the run manifest, the lake and the weight store.
 
     Raises:
-        CheckpointError: it is altered or cut off.
+        CheckpointError: it is altered or cut off, or not the one that the manifest names.
+        LakeError: the lake or the weight store lacks what the manifest names.
         WeightStoreError: the store is ahead of it, or has lost versions.
     """
     newest, incomplete = checkpoints(settings).newest()
     log = logger("learner")
     for name in incomplete:
         log.warning("checkpoint is incomplete, passed over", checkpoint=name)
-    check_order(newest.state if newest else None, WeightStore.of(settings).latest())
+    newest = agreed(settings, newest)
     log.info("resumed" if newest else "new run", checkpoint=newest.folder.name if newest else None)
     return newest
 

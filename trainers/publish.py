@@ -73,6 +73,7 @@ class Publisher:
     def __init__(self, store: WeightStore, producer: Producer, tracking: Tracking):
         self._store, self._producer, self._tracking = store, producer, tracking
         self._untold: list[WeightSummary] = []
+        self._told = 0
         self._log = logger("learner")
 
     def publish(self, checkpoint: Checkpoint) -> None:
@@ -86,12 +87,24 @@ class Publisher:
             return
         new = self._store.publish(checkpoint.policy, published)
         self._untold.append(_summary(published))
+        self._told = published.version
         self.tell()
         lineage = {"fingerprint": published.fingerprint, "train_step": str(published.train_step)}
         lineage |= {"delta_version": str(published.delta_version), "parent": str(published.parent)}
         self._tracking.weight_version(published.version, self._store.version_uri(published.version), lineage)
         self._tracking.alias("latest", published.version)
         self._log.info("published", version=published.version, step=published.train_step, new=new)
+
+    def remind(self) -> None:
+        """Tell the newest version once more: a log that was lost, or begins anew, has not heard of it."""
+        newest = self._store.latest()
+        if newest == self._told:
+            return
+        try:
+            self._untold.append(_summary(self._store.manifest(newest)))
+        except WeightStoreError as error:  # services pass it over too, and the next version is told as ever
+            self._log.warning("the newest version is damaged and not told", version=newest, error=str(error))
+        self.tell()
 
     def tell(self) -> None:
         """Send news that Kafka has not taken yet; the store is the truth, so this may be late."""

@@ -48,7 +48,8 @@ class Cursor(Message):
     """Where a stream stands: what it has read, and what of that it may still train on.
 
     `live` lists (trajectory_id, delta_version, uses, group priority) by arrival; `gone` maps evicted or expired
-    trajectories that have not been seen yet to their oldest version.
+    trajectories that have not been seen yet to their oldest version. `offsets` has, by `topic/partition`, the offset
+    after the last message that the ledger knows.
     """
 
     experience_version: int = -1
@@ -57,6 +58,7 @@ class Cursor(Message):
     last_admitted_at: datetime | None = None
     live: tuple[tuple[str, int, int, float], ...] = ()
     oldest_bucket: int = 0
+    offsets: dict[str, int] = Field(default_factory=dict)
     gone: dict[str, int] = Field(default_factory=dict)
 
 
@@ -90,7 +92,8 @@ class ExperienceStream:
         self.too_long: tuple[str, ...] = ()
         self._max_positions = max_positions
         self._experience = Tail(lake, "experience", cursor.experience_version, COLUMNS)
-        columns = ["trajectory_id", "event", "min_weight_version"]
+        self._offsets = dict(cursor.offsets)
+        columns = ["trajectory_id", "event", "min_weight_version", "topic", "partition", "offset"]
         self._ledger = Tail(lake, "ledger", cursor.ledger_version, columns)
         self._rebuild(cursor)
 
@@ -107,14 +110,19 @@ class ExperienceStream:
     def poll(self, version: int) -> int:
         """Take in what is new in the lake for a learner at weight `version`; returns the number of new rows.
 
+        Files of buckets that are too old for it are not opened: a learner that was away begins with what it can use.
+
         Raises:
             LakeError: a commit or a file is missing; nothing is passed over.
         """
-        before = len(self._buffer)
-        for delta_version, rows in self._experience.poll():
+        before, passed_over = len(self._buffer), self._experience.num_passed_over
+        oldest_bucket = (version - self._loop.max_staleness) // self._loop.bucket_width
+        for delta_version, rows in self._experience.poll(wanted=lambda values: _bucket(values) >= oldest_bucket):
             self._admit(delta_version, rows)
+        self.dropped["stale"] += self._experience.num_passed_over - passed_over
         admitted = len(self._buffer) - before
         for _, rows in self._ledger.poll():
+            self._note_offsets(rows)
             self._leave(rows.filter(pc.is_in(rows["event"], pa.array(_GONE))))
         self._forget(version - self._loop.max_staleness)
         return admitted
@@ -143,8 +151,15 @@ class ExperienceStream:
             last_admitted_at=self.last_admitted_at,
             live=tuple((row.trajectory_id, row.delta_version, row.uses, row.group_priority) for row in live),
             oldest_bucket=min((row.bucket for row in live), default=0),
+            offsets=self._offsets,
             gone=self._gone,
         )
+
+    def _note_offsets(self, rows: pa.Table) -> None:
+        last = rows.group_by(["topic", "partition"]).aggregate([("offset", "max")])
+        for row in last.to_pylist():
+            log = f"{row['topic']}/{row['partition']}"
+            self._offsets[log] = max(self._offsets.get(log, 0), row["offset_max"] + 1)
 
     def _admit(self, delta_version: int, rows: pa.Table, kept: Mapping[str, tuple[int, float]] | None = None) -> None:
         newest = pc.max(rows["ingested_at"]).as_py()
@@ -211,6 +226,10 @@ class ExperienceStream:
             kept = {name: (uses, priority) for name, _, uses, priority in cursor.live[start:end]}
             self._buffer.add(version, _chunk(rows.slice(start, end - start)), kept)
             start = end
+
+
+def _bucket(values: Mapping[str, str | None]) -> int:
+    return int(values["version_bucket"] or 0)
 
 
 def _chunk(rows: pa.Table) -> Chunk:

@@ -83,9 +83,9 @@ class DeltaSink(FixedPartitionedSink[pa.RecordBatch | Tick, State]):
         if known and os.environ.get(NEW_INCARNATION) != "1":
             raise LakeError(
                 f"flow {self._flow} has no recovery state for table {self.table}, but the table has its commits "
-                f"({known[-1]}): the recovery store was lost, or a step was renamed. Restore the store. To go on "
-                f"without it, set {NEW_INCARNATION}=1 for one start: the flow then reads its topics from the oldest "
-                "message on, and rows that it had written come again"
+                f"({known[-1]}): the recovery store was lost, or a step was renamed. Restore the store, or let `lagoon "
+                f"resume` begin a new life of the run. To read its topics again instead, set {NEW_INCARNATION}=1 for "
+                "one start: the flow then begins with the oldest message, and rows that it had written come again"
             )
 
 

@@ -169,7 +169,7 @@ class Dispatcher:
         self.state.num_draws += 1
         task = task_id(choice.family.name, choice.task_index)
         new = Task(
-            group_id=group_id(run.name, task, number),
+            group_id=group_id(run.in_this_life(run.name), task, number),
             group_size=self.settings.loop.group_size,
             task_id=task,
             family=choice.family.name,

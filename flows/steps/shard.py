@@ -29,15 +29,19 @@ class Shard:
     """Curates one shard. `state` is all that it knows; the payload cache can be lost at any time."""
 
     def __init__(self, settings: Settings, reader: PayloadReader, state: State | None = None) -> None:
-        self.state = state or State()
         self._loop, self._curate, self._dispatch = settings.loop, settings.curate, settings.dispatch
         self._capacity = eviction.capacity_of_a_shard(settings.curate.capacity)
         self._policy = eviction.POLICIES[settings.curate.eviction]
         self._payloads = Payloads(reader)
-        self._known = self.state.known_ids()
-        self._oldest = self._oldest_version()
+        self.begin(state or State())
         self._out, self._counted = Output(), 0
         self._here: set[tuple[int, int]] = set()
+
+    def begin(self, state: State) -> None:
+        """Go on from `state`."""
+        self.state = state
+        self._known = state.known_ids()
+        self._oldest = self._oldest_version()
 
     def curate(self, chunk: Chunk) -> list[Rows | BufferReport]:
         """What follows from `chunk`: rows of the lake's tables, and a report at every clock message that finds news."""

@@ -26,7 +26,7 @@ Letter = dict[str, Any]
 
 def replay(settings: Settings, where: str, dry_run: bool) -> int:
     """Show the letters that `where` names, and send them unless it is a dry run."""
-    letters = _select(Lake.of(settings), where)
+    letters = _select(Lake.of(settings), settings.run.in_this_life(TRAJECTORIES.name), where)
     if not letters:
         raise LakeError(f"no dead letter of {TRAJECTORIES.name} that was not sent again fulfils: {where}")
     more, letters = len(letters) > MAX_LETTERS, letters[:MAX_LETTERS]
@@ -42,8 +42,8 @@ def replay(settings: Settings, where: str, dry_run: bool) -> int:
     return 0
 
 
-def _select(lake: Lake, where: str) -> list[Letter]:
-    query = f"""SELECT {", ".join(_COLUMNS)} FROM letters WHERE topic = '{TRAJECTORIES.name}' AND ({where}
+def _select(lake: Lake, topic: str, where: str) -> list[Letter]:
+    query = f"""SELECT {", ".join(_COLUMNS)} FROM letters WHERE topic = '{topic}' AND ({where}
         ) ORDER BY partition, "offset" LIMIT {MAX_LETTERS + 1}"""  # noqa: S608 - the operator's own SQL, on a copy
     with sql.connect(lake) as connection:
         try:

@@ -10,6 +10,7 @@ from schemas.errors import LagoonError
 COMMANDS = {
     "demo": "see the whole loop work: start everything, learn for some minutes, stop, prove the books",
     "up": "start what is missing of the stack and of a run",
+    "resume": "go on with a run from its last consistent state, also on a new machine and without its Kafka log",
     "down": "stop everything that was started; data stay",
     "status": "how each part is, and the loop's figures; exit status 1 if one is not well",
     "sql": "ask the lake a question in SQL",

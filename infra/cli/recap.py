@@ -1,5 +1,6 @@
 """The demo's last page: what happened, in figures that the lake proves."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
@@ -16,8 +17,7 @@ def balances(summary: dict[str, Any]) -> bool:
 
 def show(summary: dict[str, Any], ended: str) -> None:
     """Print the summary for people; `ended` says why it ended early, if it did."""
-    books = [_book(kind, row) for kind, row in summary["conservation"].items()]
-    tables.show(tables.table(("", "produced", *OUTCOMES, ""), books, "Every trajectory, in exactly one place"))
+    show_books(summary["conservation"])
     work, staleness, score = summary["work"], summary["staleness"], summary["score"]
     tables.show(
         f"groups     {work['dispatched']} dispatched = {work['closed']} closed + {work['open']} open + "
@@ -37,8 +37,15 @@ def show(summary: dict[str, Any], ended: str) -> None:
         tables.show(f"ended early: {ended}")
 
 
-def _book(kind: str, row: dict[str, Any]) -> tuple[str | Text, ...]:
-    figures = (f"{row[name]:,}" for name in ("produced", *OUTCOMES))
+def show_books(conservation: Mapping[str, dict[str, Any]]) -> None:
+    """Print where every trajectory is; what an earlier life of the run lost has a column where there is any."""
+    columns = ("produced", *OUTCOMES, *(["lost"] if any(row["lost"] for row in conservation.values()) else []))
+    books = [_book(kind, row, columns) for kind, row in conservation.items()]
+    tables.show(tables.table(("", *columns, ""), books, "Every trajectory, in exactly one place"))
+
+
+def _book(kind: str, row: dict[str, Any], columns: Sequence[str]) -> tuple[str | Text, ...]:
+    figures = (f"{row[name]:,}" for name in columns)
     return (kind, *figures, tables.verdict(row["balanced"], "balanced", "NOT BALANCED"))
 
 

@@ -3,6 +3,6 @@
 from infra.kafka.client import client_settings, consumer
 from infra.kafka.follower import Follower
 from infra.kafka.producer import Producer
-from infra.kafka.topics import ensure_topics, topic_differences
+from infra.kafka.topics import cluster_id, ensure_topics, topic_differences
 
-__all__ = ["Follower", "Producer", "client_settings", "consumer", "ensure_topics", "topic_differences"]
+__all__ = ["Follower", "Producer", "client_settings", "cluster_id", "consumer", "ensure_topics", "topic_differences"]

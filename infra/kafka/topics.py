@@ -40,6 +40,19 @@ def topic_differences(kafka: Kafka) -> list[str]:
     return _differences(kafka, admin, kafka.timeout_s)
 
 
+def cluster_id(kafka: Kafka) -> str:
+    """The id of the cluster, which a broker whose data were lost does not have again.
+
+    Raises:
+        BrokerError: the broker is away or refuses.
+    """
+    admin = create(AdminClient, kafka, client_settings(kafka, "lagoon-admin"))
+    try:
+        return str(admin.list_topics(timeout=kafka.timeout_s).cluster_id)
+    except KafkaException as error:
+        raise broker_error(kafka, "asking for the cluster's id", error, admin) from error
+
+
 def partitions_of(kafka: Kafka, topic: Topic) -> int:
     """The partition count that `topic` is declared with."""
     return kafka.partitions if topic.partitioned else 1

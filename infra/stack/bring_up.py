@@ -47,6 +47,20 @@ def bring_up(settings: Settings, names: Sequence[str], report: Report) -> Settin
     return settings
 
 
+def start_servers(settings: Settings, report: Report) -> None:
+    """Start the local servers of `settings`, as `resolve` gives them, and wait until they answer.
+
+    Raises:
+        StackError: one does not start, or does not answer within `stack.start_timeout_s`.
+    """
+    servers = [n for n in programs.SERVERS if programs.is_local(settings, n)]
+    with exclusive(settings.run.data_dir):
+        supervisor = Supervisor(settings.run.data_dir)
+        supervisor.launch()
+        _start_servers(settings, supervisor, servers)
+        wait_until_up(settings, supervisor, servers, report)
+
+
 def take_down(data_dir: str, report: Report, timeout_s: float = 120) -> None:
     """Stop everything that was started for this data folder, producers first, servers last; data stay.
 

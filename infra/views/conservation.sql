@@ -1,5 +1,6 @@
 -- Is every finished trajectory in exactly one place? One row for trajectories, one for their tokens.
 -- in_flight: finished, and still in an outbox or in a Kafka log. holes: messages that expired before they were read.
+-- lost: finished, and gone with the log or the outboxes of an earlier life of the run; `dead_letters` says when and why.
 -- balanced: nothing appeared from nowhere, nothing has two outcomes, nothing expired unread.
 WITH outboxes AS (
     -- totals are absolute and only grow, so the largest of each outbox is the newest
@@ -11,9 +12,9 @@ WITH outboxes AS (
         {'kind': 'tokens', 'produced': coalesce(sum(tokens), 0)}
     ], recursive := true)
     FROM outboxes
-), lost AS (
+), unread AS (
     SELECT kind, num_rows, num_tokens FROM letters
-    UNION ALL SELECT kind, num_rows, num_tokens FROM dead_letters WHERE kind = 'hole'
+    UNION ALL SELECT kind, num_rows, num_tokens FROM dead_letters WHERE kind IN ('hole', 'lost')
 ), accounted AS (
     SELECT
         kind,
@@ -23,12 +24,13 @@ WITH outboxes AS (
         coalesce(sum(amount) FILTER (event = 'no_signal'), 0) AS no_signal,
         coalesce(sum(amount) FILTER (event = 'invalid'), 0) AS invalid,
         coalesce(sum(amount) FILTER (event = 'undecodable'), 0) AS dead_lettered,
+        coalesce(sum(amount) FILTER (event = 'lost'), 0) AS lost,
         coalesce(sum(amount) FILTER (event = 'hole'), 0) AS holes
     FROM (
         SELECT 'trajectories' AS kind, event, count(*) AS amount FROM outcomes GROUP BY event
         UNION ALL SELECT 'tokens', event, sum(num_tokens) FROM outcomes GROUP BY event
-        UNION ALL SELECT 'trajectories', kind, sum(num_rows) FROM lost GROUP BY kind
-        UNION ALL SELECT 'tokens', kind, sum(num_tokens) FROM lost GROUP BY kind
+        UNION ALL SELECT 'trajectories', kind, sum(num_rows) FROM unread GROUP BY kind
+        UNION ALL SELECT 'tokens', kind, sum(num_tokens) FROM unread GROUP BY kind
     )
     GROUP BY kind
 ), repeats AS (
@@ -45,9 +47,11 @@ SELECT
     coalesce(no_signal, 0)::BIGINT AS no_signal,
     coalesce(invalid, 0)::BIGINT AS invalid,
     coalesce(dead_lettered, 0)::BIGINT AS dead_lettered,
-    (produced - coalesce(admitted + stale + duplicate + no_signal + invalid + dead_lettered, 0))::BIGINT AS in_flight,
+    coalesce(lost, 0)::BIGINT AS lost,
+    (produced - coalesce(admitted + stale + duplicate + no_signal + invalid + dead_lettered + lost, 0))::BIGINT
+        AS in_flight,
     coalesce(holes, 0)::BIGINT AS holes,
-    produced >= coalesce(admitted + stale + duplicate + no_signal + invalid + dead_lettered, 0)
+    produced >= coalesce(admitted + stale + duplicate + no_signal + invalid + dead_lettered + lost, 0)
         AND num_repeats = 0 AND num_holes = 0 AS balanced
 FROM produced LEFT JOIN accounted USING (kind) CROSS JOIN repeats
 ORDER BY kind DESC

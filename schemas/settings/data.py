@@ -14,6 +14,12 @@ class Run(Section):
     name: str = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     data_dir: str = ".lagoon"
     seed: int = 0
+    life: int = Field(default=0, ge=0)
+    """Logs that the run has had before this one; `lagoon resume` counts it up where Kafka's log was lost."""
+
+    def in_this_life(self, name: str) -> str:
+        """`name` as it is told apart from the same one in the run's earlier logs: `trajectories@1`."""
+        return f"{name}@{self.life}" if self.life else name
 
     @property
     def folder(self) -> Path:

@@ -108,6 +108,8 @@ class Learner(Section):
     watchdog_s: Seconds = 120
     poll_s: Seconds = 0.1
     keep_checkpoints: int = Field(default=2, ge=1)
+    checkpoints: str = ""
+    """Folder of the checkpoints, for example on a disk that outlives this machine. Without it, in the run's folder."""
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2, 3] = 1
     deepspeed: dict[str, Any] = {}

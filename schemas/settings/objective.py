@@ -47,6 +47,11 @@ class Objective(Section):
         """All objectives that take part."""
         return {self.name, *self.mixture}
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether the starting policy is needed for as long as the run lasts."""
+        return bool(self.kl) or "dpo" in self.names
+
     @model_validator(mode="after")
     def _checks(self) -> "Objective":
         if self.name in self.mixture:

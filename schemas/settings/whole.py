@@ -50,6 +50,11 @@ class Settings(Section):
         """Where the weight store is."""
         return self.weights.uri or str(self.run.folder / "weights")
 
+    @property
+    def checkpoints(self) -> Path:
+        """Where the learner's checkpoints are."""
+        return Path(self.learner.checkpoints) if self.learner.checkpoints else self.run.folder / "checkpoints"
+
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
         names = [f.name for f in self.families]

@@ -1,5 +1,6 @@
 """ExperienceStream on a real Delta lake: nothing lost, nothing twice, however often it is resumed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from schemas.errors import LakeError
 from schemas.names import Event
 from schemas.settings import Settings, load
 from tests.experience import Sample, group, leave, put
+from tests.rows import row
 from trainers.batches import rank_batches, spread
 from trainers.credit import row_advantages
 from trainers.stream import Batch, Cursor, ExperienceStream
@@ -150,6 +152,50 @@ def test_admission_is_no_leaving(lake: Lake) -> None:
     leave(lake, ["a"], Event.ADMITTED, 1)
     leave(lake, ["a"], Event.REDELIVERED, 2)
     assert drain(ExperienceStream(lake, settings_of(1))) == ["a"]
+
+
+def test_a_learner_that_was_away_opens_no_file_that_is_too_old_for_it(lake: Lake) -> None:
+    # at version 9 with a bound of 3, buckets below 6 are too old; their files could be gone for all it cares
+    for version in (1, 5, 6, 9):
+        put(lake, [Sample(f"v{version}-{i}", version) for i in range(2)], version)
+    for bucket in (1, 5):
+        [file] = Path(lake.table_uri("experience")).glob(f"version_bucket={bucket}/*.parquet")
+        file.unlink()
+    stream = ExperienceStream(lake, settings_of(2, max_staleness=3))
+    assert drain(stream, version=9) == ["v9-0", "v9-1", "v6-0", "v6-1"]
+    assert stream.dropped["stale"] == 4
+    assert stream.delta_version == lake.version("experience")
+
+
+def test_a_bucket_that_is_too_old_in_part_is_read(lake: Lake) -> None:
+    # width 4: bucket 1 holds versions 4 to 7, and at version 9 with a bound of 3 version 6 may still be used
+    put(lake, [replace(Sample("v6", 6), bucket=1)], 1)
+    options = load(overrides=["--loop.batch_size=1", "--loop.group_size=1", "--loop.bucket_width=4"])
+    assert drain(ExperienceStream(lake, options), version=9) == ["v6"]
+
+
+def test_a_run_that_ended_at_a_full_batch_goes_on_when_it_is_made_longer(lake: Lake) -> None:
+    # 60 of 120 are done and everything that was there is used: 60 more
+    settings = settings_of(2)
+    put(lake, [Sample(f"a{i:02d}") for i in range(120)], 1)
+    first = ExperienceStream(lake, settings)
+    done = drain(first)
+    assert (len(done), first.num_available) == (120, 0)
+    put(lake, [Sample(f"b{i:02d}") for i in range(120)], 2)
+    second = ExperienceStream(lake, settings, Cursor.model_validate_json(first.cursor().to_bytes()))
+    more = drain(second)
+    assert (len(more), len(set(done + more)), second.num_consumed) == (120, 240, 240)
+
+
+def test_the_cursor_knows_the_place_in_the_log_that_the_ledger_has_reached(lake: Lake) -> None:
+    stream = ExperienceStream(lake, settings_of(1))
+    places = [("trajectories", 0, 4), ("trajectories", 0, 9), ("trajectories", 1, 2), ("trajectories@1", 0, 0)]
+    rows = [row("ledger", topic=t, partition=p, offset=o) for t, p, o in places]
+    lake.append("ledger", rows, "curate/test", 1)
+    stream.poll(1)
+    cursor = Cursor.model_validate_json(stream.cursor().to_bytes())
+    assert cursor.offsets == {"trajectories/0": 10, "trajectories/1": 3, "trajectories@1/0": 1}
+    assert ExperienceStream(lake, settings_of(1), cursor).cursor().offsets == cursor.offsets
 
 
 def test_nothing_staler_than_the_bound_is_trained_on_at_use(lake: Lake) -> None:

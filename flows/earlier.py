@@ -1,0 +1,90 @@
+"""What earlier lives of the run left in the lake: where the flows begin on a log that starts anew.
+
+A flow has its state from its recovery store. Where Kafka's log and that store were lost, `lagoon resume` counts
+`run.life` up, and the flows begin with what the lake knows: difficulty, draws, versions, live trajectories.
+"""
+
+from functools import cached_property
+from typing import Any
+
+from flows.steps.difficulty import Posterior
+from flows.steps.dispatcher import State as DispatcherState
+from flows.steps.eviction import POLICIES
+from flows.steps.member import Member
+from flows.steps.state import State
+from flows.steps.supply import Supply
+from infra import sql
+from infra.lake import Lake
+from infra.run_manifests import RunManifests
+from schemas.ids import shard_of
+from schemas.settings import Settings
+
+_POSTERIORS = """
+SELECT DISTINCT ON (task_id) task_id, alpha, beta, weight_version, num_groups
+FROM task_difficulty ORDER BY task_id, "at" DESC, num_groups DESC"""
+
+_DRAWS = "SELECT count(*) FROM dispatches WHERE event = 'opened'"
+
+_LIVE = """
+SELECT {columns}, len(token_ids) AS num_tokens, partition, "offset", "row", epoch_ms(ingested_at) AS at_ms,
+       version_bucket, priority
+FROM experience
+WHERE version_bucket >= ? AND trajectory_id NOT IN (
+    SELECT trajectory_id FROM ledger WHERE event IN ('evicted', 'expired')
+)
+ORDER BY ingested_at, partition, "offset", "row"
+"""
+
+_COLUMNS = Member._fields[: Member._fields.index("num_tokens")]
+
+
+class Earlier:
+    """The states that flows begin with; empty ones in a run's first life. The lake is read when it is first asked."""
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+
+    def shard(self, shard: int) -> State:
+        """The state of a curation shard: difficulty, and what is live. Groups that were open are gone with the log."""
+        if not self._settings.run.life:
+            return State()
+        state = State(learner_version=self._weight_version)
+        state.posteriors = {task: p for task, p in self._posteriors.items() if shard_of(task) == shard}
+        policy = POLICIES[self._settings.curate.eviction]
+        for member, bucket, priority in self._live:
+            if shard_of(member.task_id) == shard:
+                state.live.add(member, bucket, priority, policy)
+        return state
+
+    def dispatcher(self) -> DispatcherState:
+        """The dispatcher's state: difficulty, and the number of draws, which goes on."""
+        state = DispatcherState(Supply.of(self._settings))
+        if self._settings.run.life:
+            state.weight_version = self._weight_version
+            state.posteriors = dict(self._posteriors)
+            state.num_draws = self._ask(_DRAWS)[0][0]
+        return state
+
+    @cached_property
+    def _weight_version(self) -> int:
+        newest = next(RunManifests(Lake.of(self._settings)).newest_first([]), None)
+        return newest.weight_version if newest else 0
+
+    @cached_property
+    def _posteriors(self) -> dict[str, Posterior]:
+        return {task: Posterior(*values) for task, *values in self._ask(_POSTERIORS)}
+
+    @cached_property
+    def _live(self) -> list[tuple[Member, int, float]]:
+        """Members, buckets and priorities of what has not been evicted or expired, in order of arrival.
+
+        From a little before the staleness bound on: curation may have died before it wrote what had expired.
+        """
+        loop = self._settings.loop
+        oldest = (self._weight_version - 2 * (loop.max_staleness + 1)) // loop.bucket_width
+        rows = self._ask(_LIVE.format(columns=", ".join(_COLUMNS)), [oldest])
+        return [(Member(*values), bucket, priority) for *values, bucket, priority in rows]
+
+    def _ask(self, query: str, values: list[Any] | None = None) -> list[tuple[Any, ...]]:
+        with sql.connect(Lake.of(self._settings)) as lake:
+            return lake.execute(query, values).fetchall()

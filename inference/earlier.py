@@ -1,0 +1,26 @@
+"""Results of the evaluator's earlier lives: from the topic, and from the lake where the run's log began anew."""
+
+import json
+
+from infra.kafka import Follower
+from infra.lake import Lake
+from schemas.messages import EvalResult
+from schemas.settings import Settings
+from schemas.topics import EVALS
+
+
+def earlier(settings: Settings, client_id: str) -> list[EvalResult]:
+    """All results so far, each once, oldest first."""
+    known = {result.eval_id: result for result in (_of_the_lake(settings) if settings.run.life else [])}
+    follower = Follower(settings.kafka, EVALS.name, EvalResult, client_id)
+    try:
+        known |= {result.eval_id: result for result in follower.poll()}
+    finally:
+        follower.close()
+    return list(known.values())
+
+
+def _of_the_lake(settings: Settings) -> list[EvalResult]:
+    handle = Lake.of(settings).table(EVALS.name)
+    rows = handle.to_pyarrow_dataset().to_table().sort_by("finished_at").to_pylist()
+    return [EvalResult.model_validate(row | {"families": json.loads(row["families"] or "{}")}) for row in rows]

@@ -1,0 +1,180 @@
+"""A run copied to another machine, without its Kafka log, flow state, outboxes and MLflow: `lagoon resume` goes on."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import sql
+from infra.lake import Lake
+from infra.run_manifests import RunManifests
+from infra.stack.bring_up import take_down
+from infra.stack.programs import ROOT
+from infra.stack.supervise import Supervisor
+from infra.weights import WeightStore
+from schemas.settings import Settings, load
+
+LIMIT_S = 400
+CARRIED = ("lake", "weights", "checkpoints", "settings.json")
+PROFILE = ROOT / "infra" / "profiles" / "demo.toml"
+SMALL = (
+    "--policy.warm_start_steps=100",
+    "--evaluator.samples_per_family=4",
+    "--learner.sync_interval_start=2",
+    "--learner.sync_interval=2",
+    "--loop.batch_size=64",
+    "--dispatch.lease_s=10",
+    "--curate.group_timeout_s=5",
+)
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_copied_run_goes_on_without_its_log_and_the_books_name_what_was_lost(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    try:
+        settings = _begin(old)
+        _wait(lambda: _value(settings, "select coalesce(max(step), 0) from train_steps") >= 7, "step 7")
+        _kill_all(old)
+        before = _look(settings)
+        _copy(settings, new)
+        shutil.rmtree(old)
+        settings = _resume(new, "--learner.num_train_steps=14")
+        _wait(lambda: _state(new, "learner").is_finished, "the learner's end")
+        _drain(settings)
+        _check(settings, before)
+    finally:
+        for folder in (old, new):
+            if folder.exists():
+                take_down(str(folder), print)
+
+
+def _begin(data_dir: Path) -> Settings:
+    _lagoon(
+        "up",
+        f"--config={PROFILE}",
+        f"--run.data_dir={data_dir}",
+        "--run.name=moved",
+        "--learner.num_train_steps=500",
+        *SMALL,
+    )
+    return load([data_dir / "runs" / "moved" / "settings.json"])
+
+
+def _resume(data_dir: Path, *overrides: str) -> Settings:
+    _lagoon("resume", "moved", f"--run.data_dir={data_dir}", *overrides)
+    return load([data_dir / "runs" / "moved" / "settings.json"])
+
+
+def _lagoon(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "infra.cli.main", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def _kill_all(data_dir: Path) -> None:
+    """The machine is gone: everything by kill -9, the supervisor first."""
+    pids = [s.pid for s in Supervisor(data_dir).states() if s.pid]
+    for pid in [int((data_dir / "stack" / "supervisord.pid").read_text()), *pids]:
+        os.kill(pid, signal.SIGKILL)
+    _wait(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids), "the processes to be gone")
+
+
+def _copy(settings: Settings, data_dir: Path) -> None:
+    target = data_dir / "runs" / settings.run.name
+    target.mkdir(parents=True)
+    for name in CARRIED:
+        source = settings.run.folder / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, target / name)
+
+
+def _look(settings: Settings) -> dict[str, Any]:
+    """What the lake, the weight store and the manifests say of the life that has ended."""
+    manifest = next(RunManifests(Lake.of(settings)).newest_first([]))
+    return {
+        "manifest": manifest,
+        "in_flight": _value(settings, "select in_flight from conservation where kind = 'trajectories'"),
+        "outcomes": _value(settings, "select count(*) from outcomes"),
+        "groups": set(_rows(settings, "select distinct group_id from dispatches")),
+        "draws": _value(settings, "select count(*) from dispatches where event = 'opened'"),
+        "evals": _rows(settings, "select requested_version from evals where kind <> 'skipped' order by 1"),
+        "undone": _rows(settings, f"select step from train_steps where step > {manifest.train_step}"),
+    }
+
+
+def _drain(settings: Settings) -> None:
+    """Stop opening groups, hand over, and wait until everything is in the lake."""
+    supervisor = Supervisor(settings.run.data_dir)
+    supervisor.stop(["dispatch"], timeout_s=60)
+    supervisor.stop(["rollout-0"], timeout_s=60)
+    settled = "select sum(abs(in_flight)) from conservation"
+    _wait(lambda: _value(settings, settled) == 0, "the last trajectories to reach the lake")
+
+
+def _check(settings: Settings, before: dict[str, Any]) -> None:
+    manifest = before["manifest"]
+    assert settings.run.life == 1
+    # steps are consecutive, and go on from the manifest's checkpoint
+    assert _value(settings, "select list(step order by step) = range(1, 15) from live_steps")
+    second = "select min(step), min(resumed_from_step) from train_steps where incarnation_at = "
+    assert _rows(settings, f"{second}(select max(incarnation_at) from train_steps)") == [
+        (manifest.train_step + 1, manifest.train_step)
+    ]
+    # no trajectory is trained on twice, none above the bound
+    assert _value(settings, "select max(n) from (select count(*) as n from live_samples group by trajectory_id)") == 1
+    assert _value(settings, "select max(staleness) from live_samples") <= settings.loop.max_staleness
+    # trajectories of both lives have one outcome each, and what was in flight is named
+    books = _rows(settings, "select kind, in_flight, lost, balanced from conservation")
+    assert [(kind, in_flight, balanced) for kind, in_flight, _, balanced in books] == [
+        ("trajectories", 0, True),
+        ("tokens", 0, True),
+    ]
+    assert books[0][2] == max(before["in_flight"], 0)
+    assert _value(settings, "select count(*) - count(distinct trajectory_id) from outcomes") == 0
+    assert _value(settings, "select count(*) from outcomes") > before["outcomes"]
+    assert _rows(settings, "select open, balanced from work")[0][1]
+    # draws go on: no group comes again, and difficulty is known from the first draw on
+    opened = _rows(settings, "select group_id from dispatches where event = 'opened'")
+    assert len(opened) == len(set(opened)) > before["draws"]
+    assert _value(settings, "select max(num_groups) from task_difficulty") >= 2
+    # versions go on, and the evaluator does not score again what it had scored
+    versions = WeightStore.of(settings).versions()
+    assert versions == list(range(1, versions[-1] + 1))
+    assert versions[-1] > manifest.weight_version
+    scored = _rows(settings, "select requested_version from evals where kind <> 'skipped' order by 1")
+    assert len(scored) == len(set(scored))
+
+
+def _state(data_dir: Path, name: str) -> Any:
+    return next(s for s in Supervisor(data_dir).states() if s.program == name)
+
+
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} within {LIMIT_S} s"
+        time.sleep(0.2)
+
+
+def _rows(settings: Settings, query: str) -> Sequence[Any]:
+    with sql.connect(Lake.of(settings)) as lake:
+        return lake.execute(query).fetchall()
+
+
+def _value(settings: Settings, query: str) -> Any:
+    return _rows(settings, query)[0][0]
