@@ -11,13 +11,15 @@ ENGINE ?=
 ROUNDS ?= 6
 SCENARIOS ?=
 
-.PHONY: help setup lock demo up down test test-secure check arch bench fuzz chaos docs clean
+.PHONY: help setup lock demo up down test test-secure check arch bench fuzz escape chaos docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 setup: .venv/synced  ## install everything into .venv, and Kafka's jars into .lagoon; quick when done before
 	@$(BIN)/python -m infra.stack.java .lagoon/kafka
+	@command -v bwrap >/dev/null || { test "$$(id -u)" = 0 && (apt-get update -qq; apt-get install -qqy bubblewrap) \
+	  >/dev/null 2>&1; } || echo "Code of models runs only under bubblewrap; Debian, Ubuntu: sudo apt-get install bubblewrap"
 
 .venv/synced: requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Lagoon needs Python 3.11 or 3.12; on Debian or Ubuntu:" \
@@ -60,7 +62,7 @@ arch: .venv/synced  ## the rules of who may import whom
 
 bench: setup  ## the figures that the README quotes, into bench.jsonl of the newest run
 	@mkdir -p .lagoon; out=$$(readlink -e .lagoon/current || echo .lagoon)/bench.jsonl; \
-	for b in curate batch commits; do echo "== $$b"; \
+	for b in curate batch commits sandbox; do echo "== $$b"; \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.$$b --out $$out || exit 1; done; \
 	echo "== engine"; OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine && echo "bench: $$out"
 
@@ -69,6 +71,10 @@ fuzz: setup  ## hostile messages, weights, checkpoints into all that reads them 
 
 chaos: setup  ## processes really killed, judged by independent records (ROUNDS=6 SCENARIOS=curate,loop)
 	$(BIN)/python -m tests.chaos --rounds $(ROUNDS) $(if $(SCENARIOS),--only $(SCENARIOS)) $(ARGS)
+
+escape: setup  ## attempts to break out of the sandbox for code, and all of HumanEval through it
+	$(BIN)/python -m tests.escape.table
+	$(BIN)/python -m tests.escape.problems
 
 docs: .venv/synced  ## generate docs/reference.md from schemas/
 	$(BIN)/python -m schemas.reference > docs/reference.md
