@@ -75,6 +75,22 @@ def test_a_stuck_member_does_not_hold_its_group_and_is_judged_by_it_when_it_come
     assert late["group_num_rewards"] == 3
 
 
+def test_a_group_cancelled_in_part_closes_with_those_that_came_and_takes_in_those_of_its_next_lease() -> None:
+    """3 of 8 came before the cancel; the group closes by time-out, and the lease is rolled out again from the start.
+
+    https://github.com/huggingface/trl/issues/7176
+    """
+    members = group("a", [0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
+    again = [dataclasses.replace(member, trajectory_id=uid("again", i)) for i, member in enumerate(members)]
+    curation = curated(weights(1, 0), message(members[:3], 0, 1), clock(0, 6))
+    assert curation.count() == {"admitted": 3}
+    assert [(g["group_size"], g["num_members"], g["closed_by"]) for g in curation.rows["groups"]] == [(8, 3, "timeout")]
+    curation.feed(message(again, 1, at_s=20))
+    assert curation.count() == {"admitted": 3 + 5, "duplicate": 3}
+    assert len(curation.rows["groups"]) == 1
+    assert curation.curator.state.open == {}
+
+
 def test_a_late_member_of_a_group_without_signal_has_none_either() -> None:
     members = group("a", [1.0, 1.0, 1.0, 0.0])
     curation = curated(message(members[:3], 0), clock(0, 6), message(members[3:], 1, 7))

@@ -227,6 +227,34 @@ def test_swaps_lose_no_request_and_end(policy, other):
         assert generation.spans[-1].end == 40
 
 
+def test_requests_sent_during_a_swap_are_answered_whether_it_succeeds_or_not(policy, other, tmp_path):
+    """64 requests begin while a swap is under way (https://github.com/verl-project/verl/pull/7511).
+
+    The swap ends within its limit, and nobody waits for an answer that does not come.
+    """
+
+    async def run(folder: Path) -> tuple[int, list[Generation]]:
+        engine = _engine(policy)
+        first = asyncio.ensure_future(_say(engine, _prompt(99), 100, session="first"))
+        await asyncio.sleep(0)
+        swap = asyncio.ensure_future(engine.load(2, folder))
+        await asyncio.sleep(0)
+        assert not swap.done()
+        requests = [asyncio.ensure_future(_say(engine, _prompt(i), 5, session=f"{i}")) for i in range(64)]
+        await asyncio.wait_for(asyncio.gather(swap, return_exceptions=True), 30)
+        answers = await asyncio.wait_for(asyncio.gather(first, *requests), 60)
+        await engine.close()
+        return engine.weight_version, answers
+
+    version, answers = asyncio.run(run(other))
+    assert version == 2
+    assert [len(a.token_ids) for a in answers] == [100] + [5] * 64
+    version, answers = asyncio.run(run(tmp_path / "missing"))
+    assert version == 1
+    assert {s.version for a in answers for s in a.spans} == {1}
+    assert [len(a.token_ids) for a in answers] == [100] + [5] * 64
+
+
 def test_weights_of_another_shape_are_refused_and_the_old_ones_stay(policy, tmp_path):
     async def run() -> None:
         engine = _engine(policy)

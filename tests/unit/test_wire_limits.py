@@ -83,6 +83,15 @@ def test_an_empty_list_may_be_of_nulls() -> None:
     assert decode(stream(with_column("rewards", nulls))).equals(BATCH)
 
 
+def test_columns_that_are_null_in_every_row_may_come_without_their_type() -> None:
+    """A producer that infers types sends them as Arrow's null type (https://github.com/delta-io/delta-rs/issues/3891)."""
+    batch = BATCH
+    for name in ("error", "error_kind", "parent_id"):
+        index = batch.schema.get_field_index(name)
+        batch = batch.set_column(index, pa.field(name, pa.null()), pa.nulls(2))
+    assert decode(stream(batch)).equals(BATCH)
+
+
 def test_buffers_that_overlap_are_refused() -> None:
     """A text of 8,209 bytes is declared to reach over the whole body, and with it over the buffers of others."""
     body = stream(with_column("messages", pa.array(["x" * 4104, "x" * 4105])))
