@@ -14,7 +14,7 @@ from inference.engines.base import Engine, Generation, request_seed
 from inference.environments.base import Environment, Message, Result, build
 from inference.environments.calls import Call
 from inference.tokenizer import ChatTokenizer
-from inference.tools import run_calls, within
+from inference.tools import Toolbox, within
 from inference.transcript import Transcript
 from schemas.errors import ContractError
 from schemas.ids import content_hash, trajectory_id
@@ -64,24 +64,38 @@ class Ending:
 
 
 async def play(
-    task: Task, group_index: int, *, engine: Engine, tokenizer: ChatTokenizer, limits: Limits, producer: str
+    task: Task,
+    group_index: int,
+    *,
+    engine: Engine,
+    tokenizer: ChatTokenizer,
+    toolbox: Toolbox,
+    limits: Limits,
+    producer: str,
 ) -> Trajectory:
     """Play member `group_index` of `task`'s group.
 
     Raises nothing of its own: whatever breaks becomes a failed trajectory with its prompt and error. Cancelling the
     call ends the episode at once, as a failed trajectory too (`shutdown`).
     """
-    return await _Episode(task, group_index, engine=engine, tokenizer=tokenizer, limits=limits, producer=producer).run()
+    return await _Episode(task, group_index, engine, tokenizer, toolbox, limits, producer).run()
 
 
 class _Episode:
     """The state of one episode."""
 
     def __init__(
-        self, task: Task, index: int, *, engine: Engine, tokenizer: ChatTokenizer, limits: Limits, producer: str
+        self,
+        task: Task,
+        index: int,
+        engine: Engine,
+        tokenizer: ChatTokenizer,
+        toolbox: Toolbox,
+        limits: Limits,
+        producer: str,
     ):
         self.task, self.index, self.producer = task, index, producer
-        self.engine, self.tokenizer, self.limits = engine, tokenizer, limits
+        self.engine, self.tokenizer, self.toolbox, self.limits = engine, tokenizer, toolbox, limits
         self.id = trajectory_id()
         self.transcript = Transcript()
         self.dispatch_version = engine.weight_version
@@ -114,7 +128,7 @@ class _Episode:
                 self._end_turn(generation, (), 0.0, begun_s)
                 return self._overlong(generation)
             calls = environment.parse(text)
-            results = await run_calls(environment, calls, self.limits.tool_timeout_s)
+            results = await self.toolbox.run(environment, calls, self.limits.tool_timeout_s)
             fits = self._observe(environment, results)
             self._end_turn(generation, results, environment.turn_reward(text, results), begun_s)
             if not calls:
@@ -160,7 +174,8 @@ class _Episode:
         messages = [_tool_message(r, environment.observe(r)) for r in results]
         token_ids = self.tokenizer.observation(messages) if messages else []
         fits = self._room() > len(token_ids)
-        self.transcript.observation(messages, token_ids if fits else ())
+        records = [m | _record(r) for m, r in zip(messages, results, strict=True)]
+        self.transcript.observation(records, token_ids if fits else ())
         return fits
 
     async def _answer(self, environment: Environment, text: str) -> Ending:
@@ -253,6 +268,11 @@ def _fault(ending: Ending, said: Transcript) -> tuple[ErrorKind | None, str | No
     if ending.error_kind is None and said.fault is not None and not ending.reward:
         return said.fault
     return ending.error_kind, ending.error
+
+
+def _record(result: Result) -> Message:
+    """What a trajectory's conversation keeps of a call beside what the agent read."""
+    return {"status": result.status, "latency_s": round(result.latency_s, 6), "attempts": result.attempts}
 
 
 def _tool_message(result: Result, text: str) -> Message:

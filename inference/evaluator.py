@@ -11,11 +11,12 @@ from prometheus_client import Counter, Gauge
 
 from inference import agent, scoring
 from inference.eval_plan import Job, held_out_tasks, plan
-from inference.metered import Meter, MeteredEngine
+from inference.metered import Meter, MeteredEngine, TokenBudget
 from inference.rollouts import Play
 from inference.serving import Server
 from inference.steering import Order, Steering
 from inference.tokenizer import ChatTokenizer
+from inference.tools import Toolbox
 from schemas.errors import LagoonError
 from schemas.messages import Directive, EvalResult, Message, Task
 from schemas.settings import Settings
@@ -62,6 +63,7 @@ class Evaluator:
         self._settings, self._server, self._publish = settings, server, publish
         self._board, self._usage, self._name = board, usage, name
         self._steering = Steering(settings)
+        self._toolbox = Toolbox()
         self._limits = dataclasses.replace(
             agent.Limits.of(settings.rollout), temperature=settings.evaluator.temperature
         )
@@ -117,11 +119,18 @@ class Evaluator:
 
     def _player(self) -> Play:
         loaded, folder = self._server.current
-        engine, tokenizer = MeteredEngine(loaded, self._usage), ChatTokenizer.load(folder)
+        engine = MeteredEngine(loaded, self._usage, TokenBudget(self._settings.rollout.token_budget))
+        tokenizer = ChatTokenizer.load(folder)
 
         async def play(task: Task, index: int) -> Trajectory:
             return await agent.play(
-                task, index, engine=engine, tokenizer=tokenizer, limits=self._limits, producer=self._name
+                task,
+                index,
+                engine=engine,
+                tokenizer=tokenizer,
+                toolbox=self._toolbox,
+                limits=self._limits,
+                producer=self._name,
             )
 
         return play

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge
 
 from schemas.ids import trajectory_id
 from schemas.messages import Task
@@ -15,7 +15,6 @@ from schemas.trajectory import Trajectory
 EPISODES = Counter("lagoon_episodes", "Episodes that ended", ["status"])
 ACTION_TOKENS = Counter("lagoon_action_tokens", "Tokens sampled in episodes that ended")
 IN_FLIGHT = Gauge("lagoon_episodes_in_flight", "Episodes running or waiting for a place")
-TOOL_LATENCY = Histogram("lagoon_tool_turn_seconds", "Length of turns that called a tool", ["tool", "status"])
 
 Play = Callable[[Task, int], Awaitable[Trajectory]]
 """(task, group_index) -> its trajectory. When it is cancelled it returns what there is, as a failed one."""
@@ -100,9 +99,6 @@ class Rollouts:
     def _count(self, trajectory: Trajectory) -> None:
         EPISODES.labels(trajectory.status).inc()
         ACTION_TOKENS.inc(trajectory.num_generated_tokens)
-        for turn in trajectory.turns:
-            if turn.tool:
-                TOOL_LATENCY.labels(_bounded(turn.tool), turn.result_status).observe(turn.latency_s)
         engine_failed = trajectory.error_kind == ErrorKind.ENGINE
         self.failed_in_a_row = self.failed_in_a_row + 1 if engine_failed else 0
         self._finished(trajectory)
@@ -149,15 +145,3 @@ def distrust(trajectory: Trajectory, versions: Collection[int]) -> Trajectory:
         error=f"partly sampled by weight versions {bad}, which could not be proven",
         reward=None,
     )
-
-
-_tools: set[str] = set()
-_MAX_TOOLS = 64
-
-
-def _bounded(tool: str) -> str:
-    """A label value; the agent writes these names, so only so many are told apart."""
-    if tool in _tools or len(_tools) < _MAX_TOOLS:
-        _tools.add(tool)
-        return tool
-    return "other"

@@ -5,17 +5,18 @@ import time
 from typing import Any
 
 from inference import agent
-from inference.engines.registry import make_engine
+from inference.engines.registry import Wanted, make_engine
 from inference.keeping import Keeper
-from inference.metered import MeteredEngine, RefusingEngine
+from inference.metered import MeteredEngine, RefusingEngine, TokenBudget
 from inference.orders import Orders
 from inference.outbox import Outbox
 from inference.packs import Packer
 from inference.rollouts import Rollouts, distrust
 from inference.sender import Sender
-from inference.serving import Server
+from inference.serving import Server, serving_precision
 from inference.tasks import Tasks
 from inference.tokenizer import ChatTokenizer
+from inference.tools import Toolbox
 from inference.weights import WeightFollower
 from infra.claims import Claims
 from infra.kafka import Producer
@@ -52,11 +53,10 @@ class RolloutService:
             self.producer, Service.ROLLOUT, telemetry.instance, Phase.ROLLOUT, settings.telemetry.usage_s
         )
         store = WeightStore.of(settings)
-        engine = make_engine(
-            rollout.engine, max_sessions=rollout.max_episodes, max_tokens=rollout.max_tokens, threads=rollout.threads
-        )
+        engine = make_engine(rollout.engine, Wanted(settings, rollout.threads, telemetry.instance))
         cache = settings.run.folder / "cache" / outbox.folder.name
-        self.server = Server(store, engine, cache, settings.learner.precision)
+        self.server = Server(store, engine, cache, serving_precision(settings, rollout.engine))
+        self.budget = TokenBudget(rollout.token_budget)
         self.weights = WeightFollower(settings, store, self.server)
         self.packer = Packer(rollout.pack_linger_s)
         self.sender = Sender(
@@ -69,7 +69,7 @@ class RolloutService:
         )
         self.keeper = Keeper(self.sender.finished, outbox.folder)
         self.rollouts = Rollouts(self._play, self._finished, rollout.max_episodes, telemetry.instance)
-        self._limits = agent.Limits.of(rollout)
+        self._limits, self._toolbox = agent.Limits.of(rollout), Toolbox()
         self._tokenizer: ChatTokenizer | None = None
         for damage in outbox.damage:
             self.log.error("outbox damaged", damage=damage)
@@ -84,7 +84,7 @@ class RolloutService:
         """Take tasks while there is room, and begin their episodes. Behind the staleness bound, swap first."""
         if self.weights.lag > self.settings.loop.max_staleness:
             await self.weights.follow()
-        if not self.rollouts.room or self.orders.pause or self._no_place() or self.weights.blocked():
+        if not self._room or self.orders.pause or self._no_place() or self.weights.blocked():
             await asyncio.to_thread(self.tasks.next, 0)  # joining takes seconds: it goes on while weights load
             await asyncio.sleep(_IDLE_S)
             return
@@ -141,17 +141,20 @@ class RolloutService:
         await asyncio.to_thread(self.tasks.close)  # last: without a broker it takes long
 
     async def _play(self, task: Task, index: int) -> Trajectory:
-        demanded = max(task.min_weight_version, self.orders.min_weight_version)
+        demanded = max(1, task.min_weight_version, self.orders.min_weight_version)
         served = await self.weights.at_least(demanded, _VERSION_WAIT_S)
         loaded, folder = self.server.current
         self._tokenizer = self._tokenizer or ChatTokenizer.load(folder)
         reason = f"the task demands weight version {demanded}; {self.weights.serving} is served: {self._health()[1]}"
-        engine = MeteredEngine(loaded, self.usage) if served else RefusingEngine(loaded, self.usage, reason)
+        engine = MeteredEngine(loaded, self.usage, self.budget)
+        if not served:
+            engine = RefusingEngine(loaded, self.usage, self.budget, reason)
         trajectory = await agent.play(
             task,
             index,
             engine=engine,
             tokenizer=self._tokenizer,
+            toolbox=self._toolbox,
             limits=self._limits,
             producer=self.telemetry.instance,
         )
@@ -170,6 +173,11 @@ class RolloutService:
             self.usage.tick(force)
         except BrokerError as error:
             self.log.warning("usage not sent", error=str(error))
+
+    @property
+    def _room(self) -> int:
+        """Episodes that could begin at once; none while requests wait for tokens of the budget."""
+        return 0 if self.budget.is_spent else self.rollouts.room
 
     @property
     def _engine_is_broken(self) -> bool:

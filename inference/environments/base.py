@@ -29,6 +29,10 @@ class ToolError(Exception):
     """
 
 
+class ToolUnavailable(Exception):
+    """The tool's service cannot be reached or is overloaded; the call may be tried again (`Tool.retries`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A tool that an agent may call.
@@ -36,22 +40,37 @@ class Tool:
     Attributes:
         run: Takes the call's arguments, returns the observation. Must not block the event loop (`asyncio.to_thread`).
         timeout_s: Limit of one call, in seconds; None takes `rollout.tool_timeout_s`.
-        run_batch: Takes the arguments of several calls of one turn, returns their observations, in order; tools
-            without one run the calls of a turn concurrently.
+        run_batch: Takes the arguments of several calls, returns their observations, or a ToolError for one that failed,
+            in order. Calls of one turn are merged, and those of other episodes too where `run_batch` is the same
+            function, or a method of the same object. Tools without one run the calls of a turn concurrently.
+        batch_window_s: How long the first call of a batch waits for others, in seconds.
+        max_batch: Calls that go in one request at most.
+        retries: Further tries after a ToolUnavailable, after waits that grow and vary at random.
+        rate_per_s: Calls a second that a process may begin; None for any.
+        max_concurrent: Calls at once from a process; None for any.
+        service: Names what the limits belong to, where several tools or environments share it.
     """
 
     run: Callable[[dict[str, Any]], Awaitable[str]]
     timeout_s: float | None = None
-    run_batch: Callable[[Sequence[dict[str, Any]]], Awaitable[Sequence[str]]] | None = None
+    run_batch: Callable[[Sequence[dict[str, Any]]], Awaitable[Sequence[str | ToolError]]] | None = None
+    batch_window_s: float = 0.0
+    max_batch: int = 64
+    retries: int = 0
+    rate_per_s: float | None = None
+    max_concurrent: int | None = None
+    service: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came back for one call: `text` is the observation, or the error in words."""
+    """What came back for one call: `text` is the observation, or the error in words; `attempts` counts tries."""
 
     call: Call | Malformed
     status: ResultStatus
     text: str
+    latency_s: float = 0.0
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from inference.engines.base import EngineError
 from inference.environments.base import ENVIRONMENTS, Environment, Message, Score, Tool, ToolError
 from inference.environments.calls import parse_calls
 from inference.tokenizer import END, START, ChatTokenizer, make_tokenizer
+from inference.tools import Toolbox
 from schemas.messages import Task
 from schemas.names import ErrorKind, ResultStatus, Status, StopReason
 from schemas.trajectory import Trajectory, WeightVersionSpan, from_batch, to_batch
@@ -127,7 +128,13 @@ def _play(engine: ScriptedEngine, task: Task | None = None, limits: Limits = LIM
 
 async def _episode(engine, task: Task | None = None, limits: Limits = LIMITS, index: int = 0) -> Trajectory:
     trajectory = await play(
-        task or _task(), index, engine=engine, tokenizer=TOKENIZER, limits=limits, producer="rollout-0"
+        task or _task(),
+        index,
+        engine=engine,
+        tokenizer=TOKENIZER,
+        toolbox=Toolbox(),
+        limits=limits,
+        producer="rollout-0",
     )
     _check(trajectory)
     return trajectory
@@ -177,7 +184,9 @@ def test_an_episode_is_its_prompt_actions_observations_and_answer():
     trajectory = _play(_engine(_call(what="cat"), "42"))
     assert (trajectory.status, trajectory.stop_reason, trajectory.reward) == ("completed", "answer", 1.0)
     assert [m["role"] for m in trajectory.messages] == ["user", "assistant", "tool", "assistant"]
-    assert trajectory.messages[2] == {"role": "tool", "name": "look", "content": "saw cat"}
+    record = trajectory.messages[2]
+    assert record.pop("latency_s") >= 0
+    assert record == {"role": "tool", "name": "look", "content": "saw cat", "status": "ok", "attempts": 1}
     assert TOKENIZER.decode(trajectory.token_ids) == (
         f"{START}user\ncompute{END}\n{START}assistant\n{_call(what='cat')}{END}\n"
         f"{START}tool\nsaw cat{END}\n{START}assistant\n42{END}"

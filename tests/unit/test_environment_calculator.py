@@ -10,7 +10,7 @@ from inference.environments.base import ToolError, build
 from inference.environments.calculator import Calculator, calculate, options_of
 from inference.environments.calls import Call, Malformed
 from inference.environments.questions import KINDS, question
-from inference.tools import run_calls
+from inference.tools import Toolbox
 from schemas.errors import SettingsError
 from schemas.names import ResultStatus
 
@@ -27,7 +27,7 @@ def _call(expression: str) -> Call:
 
 def _statuses(environment: Calculator, number: int, timeout_s: float = 5) -> list[ResultStatus]:
     async def ask() -> list[ResultStatus]:
-        results = [(await run_calls(environment, [_call("1+1")], timeout_s))[0] for _ in range(number)]
+        results = [(await Toolbox().run(environment, [_call("1+1")], timeout_s))[0] for _ in range(number)]
         return [r.status for r in results]
 
     return asyncio.run(ask())
@@ -70,7 +70,7 @@ def test_following_the_plan_earns_the_reward():
     observation = "R"
     for planned in environment.task.plan:
         calls = environment.parse(f"<call>{planned.replace('R', observation)}</call>")
-        observation = environment.observe(asyncio.run(run_calls(environment, calls, 1))[0])
+        observation = environment.observe(asyncio.run(Toolbox().run(environment, calls, 1))[0])
     assert asyncio.run(environment.score(observation)).reward == 1.0
     assert asyncio.run(environment.score(observation + "0")).reward == 0.0
 
@@ -131,7 +131,7 @@ def test_process_reward_is_for_calls_that_can_be_read_and_answers_that_are_numbe
     environment = _environment("add")
 
     def reward(action: str) -> float:
-        results = asyncio.run(run_calls(environment, environment.parse(action), 1))
+        results = asyncio.run(Toolbox().run(environment, environment.parse(action), 1))
         return environment.turn_reward(action, results)
 
     assert [reward(a) for a in ("<call>1+1</call>", "<call>1+1+1</call>", "<call>1", "12", "twelve")] == [1, 0, 0, 1, 0]

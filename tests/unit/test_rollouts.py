@@ -13,6 +13,7 @@ from inference.engines.base import EngineError, Generation
 from inference.environments.base import Call, Environment, Message, Score, Tool
 from inference.rollouts import Rollouts, distrust
 from inference.tokenizer import ChatTokenizer, make_tokenizer
+from inference.tools import Toolbox
 from schemas.messages import Task
 from schemas.names import ErrorKind, Status, StopReason
 from schemas.trajectory import Trajectory, WeightVersionSpan
@@ -74,8 +75,12 @@ def tokenizer() -> ChatTokenizer:
 
 
 def _play(tokenizer: ChatTokenizer, engine: FakeEngine) -> Any:
+    toolbox = Toolbox()
+
     async def play(of: Task, index: int) -> Trajectory:
-        return await agent.play(of, index, engine=engine, tokenizer=tokenizer, limits=LIMITS, producer="test")
+        return await agent.play(
+            of, index, engine=engine, tokenizer=tokenizer, toolbox=toolbox, limits=LIMITS, producer="test"
+        )
 
     return play
 
