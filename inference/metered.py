@@ -1,7 +1,9 @@
-"""An engine whose work counts as busy time, and one that only says why it does not work."""
+"""An engine whose work counts as busy time, within a budget of tokens; and one that only says why it does not work."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -14,11 +16,50 @@ class Meter(Protocol):
     def busy(self) -> AbstractContextManager[None]: ...
 
 
+class TokenBudget:
+    """Tokens that requests may take up at once, given out in the order of asking.
+
+    Episodes alone bound nothing: a hundred short contexts fit where a hundred long ones evict one another's cache.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self._limit = self._free = num_tokens
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether requests wait for others to end."""
+        return any(not turn.done() for _, turn in self._waiting)
+
+    @asynccontextmanager
+    async def hold(self, num_tokens: int) -> AsyncGenerator[None]:
+        """Take `num_tokens` for the time inside, as soon as they are free; more than all there are count as all."""
+        num_tokens = min(num_tokens, self._limit)
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((num_tokens, turn))
+        self._deal()
+        try:
+            await turn
+            yield
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._free += num_tokens
+            turn.cancel()
+            self._deal()
+
+    def _deal(self) -> None:
+        while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._free):
+            num_tokens, turn = self._waiting.popleft()
+            if not turn.done():
+                self._free -= num_tokens
+                turn.set_result(None)
+
+
 class MeteredEngine:
     """`engine`; it is busy while any request is with it. Overlapping requests count once."""
 
-    def __init__(self, engine: Engine, meter: Meter) -> None:
-        self._engine, self._meter = engine, meter
+    def __init__(self, engine: Engine, meter: Meter, budget: TokenBudget) -> None:
+        self._engine, self._meter, self._budget = engine, meter, budget
 
     @property
     def weight_version(self) -> int:
@@ -29,6 +70,11 @@ class MeteredEngine:
     def busy_s(self) -> float:
         """See `Engine.busy_s`."""
         return self._engine.busy_s
+
+    @property
+    def fault(self) -> str:
+        """See `Engine.fault`."""
+        return self._engine.fault
 
     async def generate(
         self,
@@ -41,15 +87,16 @@ class MeteredEngine:
         seed: int,
     ) -> Generation:
         """See `Engine.generate`."""
-        with self._meter.busy():
-            return await self._engine.generate(
-                session,
-                token_ids,
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                stop_ids=stop_ids,
-                seed=seed,
-            )
+        async with self._budget.hold(len(token_ids) + max_new_tokens):
+            with self._meter.busy():
+                return await self._engine.generate(
+                    session,
+                    token_ids,
+                    max_new_tokens=max_new_tokens,
+                    temperature=temperature,
+                    stop_ids=stop_ids,
+                    seed=seed,
+                )
 
     def release(self, session: str) -> None:
         """See `Engine.release`."""
@@ -71,8 +118,8 @@ class MeteredEngine:
 class RefusingEngine(MeteredEngine):
     """`engine`, but for requests: they fail with `reason`, so that the episode's row has its prompt and says why."""
 
-    def __init__(self, engine: Engine, meter: Meter, reason: str) -> None:
-        super().__init__(engine, meter)
+    def __init__(self, engine: Engine, meter: Meter, budget: TokenBudget, reason: str) -> None:
+        super().__init__(engine, meter, budget)
         self._reason = reason
 
     async def generate(

@@ -8,6 +8,7 @@ import time
 
 from prometheus_client import Counter, Gauge
 
+from inference.engines.base import EngineError
 from inference.serving import STORE_ERRORS, Server, Store
 from schemas.messages import Manifest
 from schemas.settings import Settings
@@ -15,8 +16,11 @@ from schemas.settings import Settings
 SERVING = Gauge("lagoon_serving_weight_version", "Weight version that samples now")
 POLICY_LAG = Gauge("lagoon_policy_lag", "Newest published version - serving version")
 SWAPS = Counter("lagoon_weight_swaps", "Weight versions loaded and proven")
+REVIVED = Counter("lagoon_engine_revivals", "Attempts to bring back an engine that died")
 BROKEN = Counter("lagoon_broken_weight_versions", "Attempts at a weight version that failed")
 
+_MAX_DOUBLINGS = 5
+"""Of the pause between attempts to bring an engine back."""
 _NOTHING_PUBLISHED = "no version has been published yet"
 
 
@@ -40,6 +44,7 @@ class WeightFollower:
         self._max_staleness, self._timeout_s = settings.loop.max_staleness, settings.weights.timeout_s
         self._poll_s, self._retry_s = settings.weights.poll_s, retry_s
         self._retry_at: dict[int, float] = {}
+        self._revive_at, self._num_revivals = 0.0, 0
         self._read_at = time.monotonic()
         self._lock = asyncio.Lock()
 
@@ -81,6 +86,8 @@ class WeightFollower:
     async def follow(self) -> bool:
         """Look once, and swap to the newest version that can be proven; true if it did."""
         async with self._lock:
+            if self._server.fault and not await self._revive():
+                return False
             try:
                 versions = await asyncio.to_thread(self._store.versions)
             except STORE_ERRORS as error:
@@ -105,7 +112,25 @@ class WeightFollower:
         for version in sorted(newer, reverse=True):
             if time.monotonic() >= self._retry_at.get(version, 0) and await self._serve(version):
                 return True
+            if self._server.fault:  # an older version would find the same engine
+                return False
         return False
+
+    async def _revive(self) -> bool:
+        """Bring back an engine that died with what it served, after ever longer pauses; true if it may be tried."""
+        if time.monotonic() < self._revive_at:
+            return False
+        REVIVED.inc()
+        self._revive_at = time.monotonic() + self._retry_s * 2 ** min(self._num_revivals, _MAX_DOUBLINGS)
+        self._num_revivals += 1
+        if self.manifest is None:
+            return True
+        self.faults[self.serving] = f"version {self.serving} is being brought back: {self._server.fault}"
+        await self._go_back()
+        if self.serving:
+            self._num_revivals = 0
+            del self.faults[self.serving]
+        return bool(self.serving)
 
     async def _serve(self, version: int) -> bool:
         before = self._server.loaded
@@ -117,6 +142,7 @@ class WeightFollower:
             self._retry_at[version] = time.monotonic() + self._retry_s
             if self._server.loaded != before:
                 self.distrusted.add(version)
+            if self._server.loaded != before or isinstance(error, EngineError):
                 await self._go_back()
             return False
         self._accept(manifest)
@@ -135,7 +161,7 @@ class WeightFollower:
 
     def _accept(self, manifest: Manifest) -> None:
         self._server.keep([self.serving, manifest.version])  # the one before, to go back to
-        self.manifest = manifest
+        self.manifest, self._num_revivals = manifest, 0
         self.distrusted.discard(manifest.version)
         self.faults = {v: reason for v, reason in self.faults.items() if v > manifest.version}
         self._retry_at = {v: at for v, at in self._retry_at.items() if v > manifest.version}

@@ -71,6 +71,7 @@ class ScriptedEngine:
     hangs: bool = False
     weight_version: int = 1
     busy_s: float = 0.0
+    fault: str = ""
     prompts: list[list[int]] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     _turns: dict[str, int] = field(default_factory=dict)

@@ -129,10 +129,15 @@ class FakeEngine:
     """
 
     def __init__(self, folder: Path, version: int) -> None:
-        self.weight_version, self.busy_s = version, 0.0
+        self.weight_version, self.busy_s, self.fault = version, 0.0, ""
         self.lies: set[int] = set()
         self.say: Callable[[str, Sequence[int]], Sequence[int]] = lambda session, token_ids: (0,)
         self._scores = _scores(folder)
+        self.starts, self.num_loads = True, 0
+
+    def die(self, reason: str, starts: bool = True) -> None:
+        """From now on nothing is served, until `load` starts it again, if it `starts`."""
+        self.fault, self.starts = reason, starts
 
     async def generate(
         self,
@@ -153,6 +158,10 @@ class FakeEngine:
         """Nothing is kept."""
 
     async def load(self, version: int, folder: Path) -> None:
+        self.num_loads += 1
+        if not self.starts:
+            raise EngineError(self.fault)
+        self.fault = ""
         if not folder.exists():
             raise EngineError(f"no folder {folder}")
         self._scores = self._scores if version in self.lies else _scores(folder)

@@ -38,9 +38,9 @@ class Engine(Protocol):
     """An engine serves one policy at one weight version, and swaps it while requests are in flight.
 
     A session is one episode. Its requests are append-only: each starts with every token of the one before, so the
-    engine may keep the session's KV cache between turns. At a swap, a request in flight keeps its cache and goes on
-    under the new weights (its spans say so); a session between requests has its cache dropped and its tokens read again
-    by the new weights; a new session shares nothing with an old one.
+    engine may keep the session's KV cache between turns. At a swap, a request in flight goes on under the new weights
+    (its spans say so); what the old weights cached of it is kept (torch) or read again (vllm). A session between
+    requests has its tokens read again by the new weights, and no later request reads what old weights cached.
     """
 
     @property
@@ -51,6 +51,11 @@ class Engine(Protocol):
     @property
     def busy_s(self) -> float:
         """Seconds spent computing since the start; never falls."""
+        ...
+
+    @property
+    def fault(self) -> str:
+        """Why it can serve nothing until `load` is called again, such as a server that died; else empty."""
         ...
 
     async def generate(

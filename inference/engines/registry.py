@@ -1,28 +1,51 @@
 """Engines by name. A new engine is a module and a line here."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from inference.engines.base import Engine
+from schemas.settings import Settings
 
 
-def make_engine(name: str, *, max_sessions: int, max_tokens: int, threads: int) -> Callable[[Path, int], Engine]:
-    """A function (Hugging Face folder, version) -> engine.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an engine is made for.
 
-    Args:
-        name: A key of ENGINES (setting `rollout.engine`).
-        max_sessions: Episodes that it holds at once.
-        max_tokens: Longest context.
-        threads: Of a forward pass, where it runs in this process.
+    Attributes:
+        settings: Of the run; the limits are those of `[rollout]`.
+        threads: Of a forward pass on a CPU.
+        name: Whose engine it is; names the log of a server.
     """
-    make = ENGINES[name]
-    return lambda folder, version: make(folder, version, max_sessions, max_tokens, threads)
+
+    settings: Settings
+    threads: int
+    name: str
 
 
-def _torch(folder: Path, version: int, max_sessions: int, max_tokens: int, threads: int) -> Engine:
+def make_engine(engine: str, wanted: Wanted) -> Callable[[Path, int], Engine]:
+    """A function (Hugging Face folder, version) -> engine; `engine` is a key of ENGINES (setting `rollout.engine`)."""
+    make = ENGINES[engine]
+    return lambda folder, version: make(folder, version, wanted)
+
+
+def _torch(folder: Path, version: int, wanted: Wanted) -> Engine:
     from inference.engines.torch_engine import TorchEngine  # noqa: PLC0415 - torch is slow to import
 
-    return TorchEngine(folder, version, max_sessions=max_sessions, max_tokens=max_tokens, threads=threads)
+    limits = wanted.settings.rollout
+    return TorchEngine(
+        folder, version, max_sessions=limits.max_episodes, max_tokens=limits.max_tokens, threads=wanted.threads
+    )
 
 
-ENGINES: dict[str, Callable[[Path, int, int, int, int], Engine]] = {"torch": _torch}
+def _vllm(folder: Path, version: int, wanted: Wanted) -> Engine:
+    from inference.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - not every run speaks HTTP
+
+    limits = wanted.settings.rollout
+    log = wanted.settings.run.folder / "logs" / f"vllm-{wanted.name}.log"
+    return VllmEngine(
+        folder, version, settings=wanted.settings.vllm, log=log, max_tokens=limits.max_tokens, threads=wanted.threads
+    )
+
+
+ENGINES: dict[str, Callable[[Path, int, Wanted], Engine]] = {"torch": _torch, "vllm": _vllm}

@@ -59,6 +59,11 @@ class TorchEngine:
         return self._sampler.busy_s
 
     @property
+    def fault(self) -> str:
+        """See `Engine.fault`: it lives as long as this process."""
+        return ""
+
+    @property
     def num_tokens(self) -> int:
         """Tokens read or sampled since the start."""
         return self._sampler.num_tokens

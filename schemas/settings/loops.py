@@ -65,7 +65,7 @@ class Rollout(Section):
     engine: Literal["torch", "vllm"] = "torch"
     max_episodes: Positive = 128
     token_budget: Positive = 262_144
-    """Context and tokens still to be sampled of the requests in the engine at once; more wait, and no tasks are pulled."""
+    """Context and tokens to be sampled of the requests in the engine at once; more wait, and no tasks are pulled."""
     max_turns: Positive = 6
     max_turn_tokens: Positive = 24
     max_tokens: Positive = 480

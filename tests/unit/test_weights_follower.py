@@ -176,3 +176,41 @@ def test_a_task_gets_the_version_that_it_demands_or_an_answer(tmp_path: Path) ->
         assert await waiting
 
     asyncio.run(run())
+
+
+def test_an_engine_that_died_is_brought_back_with_what_it_served_and_proven_again(tmp_path: Path) -> None:
+    store = FakeStore({1: OLD, 2: NEW})
+
+    async def run() -> None:
+        setup = Setup(tmp_path, store)
+        follower = setup.follower
+        await follower.follow()
+        setup.engine.die("killed")
+        assert await follower.follow() is False  # nothing newer
+        assert (follower.serving, setup.engine.fault, follower.warning()) == (2, "", "")
+
+        setup.engine.die("killed again", starts=False)
+        await follower.follow()
+        assert follower.blocked() == "no weights are served: version 2 cannot be loaded again: killed again"
+        setup.engine.starts = True
+        assert await follower.follow()
+        assert (follower.serving, follower.blocked()) == (2, "")
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_does_not_start_is_not_tried_with_every_older_version(tmp_path: Path) -> None:
+    store = FakeStore({1: OLD, 2: NEW})
+
+    async def run() -> None:
+        setup = Setup(tmp_path, store)
+        follower = setup.follower
+        store.published[1] = OLD
+        await follower.follow()
+        setup.engine.die("no room", starts=False)
+        await follower.follow()
+        loads = setup.engine.num_loads
+        await follower.follow()
+        assert setup.engine.num_loads == loads + 1
+
+    asyncio.run(run())
