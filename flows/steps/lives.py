@@ -3,7 +3,6 @@
 import pyarrow as pa
 
 from schemas.settings import Run
-from schemas.topics import TRAJECTORIES
 
 
 def stamped(batch: pa.RecordBatch, run: Run) -> pa.RecordBatch:
@@ -21,8 +20,3 @@ def _stamped(column: pa.Array, run: Run) -> pa.Array:
     places = [None if place is None else place.partition("/") for place in column.to_pylist()]
     names = [None if p is None else f"{run.in_this_life(p[0])}{p[1]}{p[2]}" for p in places]
     return pa.array(names, column.type)
-
-
-def label(run: Run) -> str:
-    """How `trajectories` is called in the lake in this life of the run."""
-    return run.in_this_life(TRAJECTORIES.name)

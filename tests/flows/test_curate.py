@@ -13,6 +13,8 @@ from bytewax.testing import TestingSource, cluster_main, run_main
 
 from flows import curate
 from flows.connectors.items import Raw, Tick
+from flows.steps.difficulty import Posterior
+from flows.steps.state import State
 from schemas.ids import shard_of, task_id
 from schemas.names import OUTCOMES
 from schemas.settings import Settings
@@ -84,6 +86,20 @@ def test_every_trajectory_gets_one_outcome_and_the_books_balance() -> None:
     assert len(lists.rows("groups")) == len(TASKS)
     closed = [c.group_id for _, report in lists.sent for c in report.closed]
     assert len(closed) == len(set(closed)) == len(TASKS)
+
+
+def test_a_later_life_begins_with_what_the_lake_knows_and_names_its_own_log() -> None:
+    items, lists = script(), Lists()
+    settings = SETTINGS.model_copy(update={"run": SETTINGS.run.model_copy(update={"life": 2})})
+    known = Posterior(alpha=9.0, beta=1.0, weight_version=1, num_groups=8)
+
+    def begin(shard: int) -> State:
+        return State(posteriors={task: known for task in TASKS if shard_of(task) == shard})
+
+    run_main(curate.build(TestingSource(items, 7), lists.sink, lists.messages, Log(items), settings, begin))
+    for table in ("ledger", "experience", "dead_letters"):
+        assert {row["topic"] for row in lists.rows(table)} == {"trajectories@2"}
+    assert {row["num_groups"] for row in lists.rows("task_difficulty")} == {9}
 
 
 def _groups_in(items: Sequence[Raw]) -> list[list[str]]:

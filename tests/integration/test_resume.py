@@ -32,6 +32,7 @@ SMALL = (
     "--loop.batch_size=64",
     "--dispatch.lease_s=10",
     "--curate.group_timeout_s=5",
+    "--stack.start_timeout_s=400",
 )
 
 
