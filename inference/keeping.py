@@ -16,7 +16,7 @@ _RETRY_S = 0.5
 
 
 class Keeper:
-    """Hands finished episodes to `keep`, which writes them to the outbox in `folder`, in the order in which they end."""
+    """Hands finished episodes to `keep`, which writes them to the outbox in `folder`, in the order of their ends."""
 
     def __init__(self, keep: Callable[[Trajectory], None], folder: Path, retry_s: float = _RETRY_S) -> None:
         self._keep, self._folder, self._retry_s = keep, folder, retry_s
@@ -40,8 +40,8 @@ class Keeper:
         if not self._waiting:
             return ""
         return (
-            f"{disk.full(self._folder)}. {len(self._waiting)} finished episodes wait in memory for the outbox. Decision: "
-            "no tasks are pulled until they are written"
+            f"{disk.full(self._folder)}. {len(self._waiting)} finished episodes wait in memory for the outbox. "
+            "Decision: no tasks are pulled until they are written"
         )
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ learner's.
 import asyncio
 import math
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +27,9 @@ In float32 both engines differ from the learner by less than 1e-5 on a CPU; the 
 
 PROBES = Counter("lagoon_probes", "Weight versions that an engine loaded and was asked to prove", ["outcome"])
 PROBE_DIFFERENCE = Gauge("lagoon_probe_difference", "Largest difference of a logprob in the last probe")
+
+LOAD_S = 400.0
+"""Limit of loading a version, and of proving it; above the limits that engines keep themselves."""
 
 MakeEngine = Callable[[Path, int], Engine]
 """(Hugging Face folder, version) -> an engine that serves it."""
@@ -89,8 +92,8 @@ class Server:
         if self.engine is None:
             self.engine = await asyncio.to_thread(self._make_engine, folder, version)
         else:
-            await self.engine.load(version, folder)
-        await prove(self.engine, manifest, self._tolerance)
+            await _in_time(self.engine.load(version, folder), f"load version {version}")
+        await _in_time(prove(self.engine, manifest, self._tolerance), f"score the probe of version {version}")
         self.folder = folder
         return manifest
 
@@ -101,8 +104,8 @@ class Server:
             WeightStoreError, EngineError: as `serve`.
         """
         engine, folder = self.current
-        await engine.load(manifest.version, folder)
-        await prove(engine, manifest, self._tolerance)
+        await _in_time(engine.load(manifest.version, folder), f"load version {manifest.version} again")
+        await _in_time(prove(engine, manifest, self._tolerance), f"score the probe of version {manifest.version}")
 
     def keep(self, versions: Iterable[int]) -> None:
         """Remove what was fetched of all other versions."""
@@ -121,6 +124,13 @@ def serving_precision(settings: Settings, engine: str) -> str:
     """The coarser precision of the learner and of `engine`: a key of PROBE_TOLERANCE."""
     coarse = engine == "vllm" and settings.vllm.dtype != "float32"
     return "bf16" if coarse else settings.learner.precision
+
+
+async def _in_time(work: Awaitable[None], what: str) -> None:
+    try:
+        await asyncio.wait_for(work, LOAD_S)
+    except TimeoutError:
+        raise EngineError(f"the engine did not {what} within {LOAD_S:g} s; it hangs") from None
 
 
 async def prove(engine: Engine, manifest: Manifest, tolerance: float) -> None:
