@@ -115,7 +115,7 @@ def _outcome(answer: dict[str, Any]) -> Outcome:
 
 def _sound(answer: dict[str, Any]) -> dict[str, Any]:
     """`answer`, unless it says that something other than the program failed."""
-    fault = answer.get("error") or next((r["fault"] for r in answer["reports"] if "fault" in r), None)
+    fault = next((report["fault"] for report in answer["reports"] if "fault" in report), None)
     if fault:
         raise SandboxError(fault)
     return answer

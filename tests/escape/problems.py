@@ -1,4 +1,4 @@
-"""`make escape`, second part: all of HumanEval. Canonical solutions earn 1, empty answers 0; exit status 1 otherwise."""
+"""`make escape`, second part: all of HumanEval. Canonical solutions earn 1, empty answers 0; else exit status 1."""
 
 import asyncio
 import sys

@@ -43,16 +43,18 @@ def main(uid: int) -> None:
 
 
 def serve(control: socket.socket, uid: int) -> Program | None:
-    """Fork a keeper for each job. Returns None at the end, or, in a program's process, the program."""
+    """Fork a keeper for each job. Returns None at the end, or, in a program's process, the program.
+
+    A keeper that fails is the end too: what it left unread in `control` would be taken for the next job.
+    """
     send(control, {"ready": sys.version})
     gc.freeze()
     while control.recv(1, socket.MSG_PEEK):
         pid = os.fork()
         if pid == 0:
             return keep(control, uid)
-        status = _reap(pid)
-        if status:
-            send(control, {"error": f"the keeper ended with status {status}"})
+        if _reap(pid):
+            break
     return None
 
 
