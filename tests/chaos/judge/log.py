@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from confluent_kafka import Consumer, Message, TopicPartition
 
+from infra.claims import Claims
+from schemas.errors import ContractError
 from schemas.settings import Settings
 
 READ_S = 60.0
@@ -27,6 +29,7 @@ def produced(settings: Settings) -> tuple[list[Produced], list[str]]:
     seen: dict[tuple[str, int, str], bytes] = {}
     found: list[Produced] = []
     faults: list[str] = []
+    claims = Claims.of(settings)
     for message in _messages(settings):
         headers = {name: bytes(value or b"") for name, value in message.headers() or []}
         outbox, sequence = (headers.get(f"lagoon-{name}", b"").decode() for name in ("outbox", "seq"))
@@ -38,8 +41,8 @@ def produced(settings: Settings) -> tuple[list[Produced], list[str]]:
             continue
         seen[place] = body
         try:
-            found += _rows(body, outbox)
-        except pa.ArrowException as error:
+            found += _rows(claims.body(headers, body), outbox)
+        except (pa.ArrowException, ContractError) as error:
             faults.append(f"message {message.partition()}/{message.offset()} cannot be read: {error}")
     return found, faults
 

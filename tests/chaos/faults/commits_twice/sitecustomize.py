@@ -11,8 +11,8 @@ def stage_twice(self, name, rows):
     return adds
 
 
-def commit_twice(self, name, adds, app_id, sequence):
-    version = commit(self, name, adds, app_id, sequence)
+def commit_twice(self, name, adds, app_id, sequence, *more):
+    version = commit(self, name, adds, app_id, sequence, *more)
     if adds and adds[0]["path"] in copies:
         commit(self, name, copies.pop(adds[0]["path"]), f"{app_id}/again", sequence)
     return version
