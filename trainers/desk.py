@@ -87,7 +87,11 @@ class Desk:
         return self._state
 
     def next(self, stop: Stop) -> Order:
-        """The next order; within a second, so that no rank waits in the dark."""
+        """The next order; within a second, so that no rank waits in the dark.
+
+        Raises:
+            LakeError: another learner has taken over.
+        """
         deadline = time.monotonic() + 1.0
         while not stop and self._state.step < self._learner.num_train_steps:
             if (batch := self._draw()) is not None:
@@ -162,7 +166,7 @@ class Desk:
         """A batch if there is one and it is time for it; reports in passing."""
         version, now = self._state.weight_version, time.monotonic()
         self._take_in(version)
-        orders = self._directives.poll()
+        orders = self._directives.poll(self._state.weight_version, self._settings.loop.max_staleness)
         self._publisher.tell()
         self._reports.tick(self._stream, self._state.step, version)
         if orders.paused:

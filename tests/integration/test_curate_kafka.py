@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -13,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bytewax.errors import BytewaxRuntimeError
 from bytewax.recovery import RecoveryConfig
 from bytewax.testing import run_main
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from flows import curate
 from flows.run import recovery_store
@@ -179,6 +183,48 @@ def test_every_outcome_occurs_and_the_books_balance(settings: Settings) -> None:
         assert row["balanced"], row
         assert row["in_flight"] == 0, row
         assert row["produced"] == (rollout.trajectories if row["kind"] == "trajectories" else rollout.tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_hole_in_the_log_stops_the_flow_and_is_never_green_when_it_may_go_on(kafka: Kafka, tmp_path: Path) -> None:
+    """Offsets 0 to 999, the flow stands at 100, retention has removed what lies below 500.
+
+    https://github.com/ClickHouse/clickhouse-kafka-connect/issues/511
+    """
+    roomy = settings_for(kafka, tmp_path).model_dump()
+    roomy["curate"] |= {"capacity": 32_000, "group_timeout_s": 60}  # nothing is evicted, however slow this machine is
+    settings = Settings.model_validate(roomy)
+    ensure_topics(kafka, 30)
+    rollout, lake = Rollout(kafka), Lake.of(settings)
+    lake.ensure()
+    members = [member for number in range(500) for member in group(number, [0.0, 1.0])]
+    rollout.publish(1)
+    for member in members[:100]:
+        rollout.send([member])
+    rollout.let_time_pass(0)
+    run_to_the_end(settings)
+    for member in members[100:]:
+        rollout.send([member])
+    place = TopicPartition(kafka.topic(TRAJECTORIES.name), partition_of("add/7", kafka.partitions), 500)
+    admin = AdminClient({"bootstrap.servers": kafka.brokers})  # has to outlive its answer
+    admin.delete_records([place])[place].result(30)
+    rollout.let_time_pass(0)
+    rollout.produced(lake)
+
+    with pytest.raises(BytewaxRuntimeError) as raised:
+        run_to_the_end(settings)
+    said = "".join(traceback.format_exception(raised.value))
+    assert "[100,500)" in said
+    assert "curate.skip_expired_offsets" in said
+
+    roomy["curate"] |= {"skip_expired_offsets": True}
+    run_to_the_end(Settings.model_validate(roomy))
+    assert [row["event"] for row in table(lake, "ledger")] == [Event.ADMITTED] * (100 + 500)
+    [hole] = table(lake, "dead_letters")
+    assert (hole["kind"], hole["offset"], hole["num_rows"]) == ("hole", 100, 400)
+    query = "SELECT produced, in_flight, holes, balanced FROM conservation WHERE kind = 'trajectories'"
+    assert sql.connect(lake).sql(query).fetchall() == [(1000, 400, 400, False)]
 
 
 def test_a_replay_of_the_log_decides_the_same_row_for_row(settings: Settings, tmp_path: Path) -> None:
