@@ -11,7 +11,7 @@ from schemas.topics import EVALS
 
 def earlier(settings: Settings, client_id: str) -> list[EvalResult]:
     """All results so far, each once, oldest first."""
-    known = {result.eval_id: result for result in (_of_the_lake(settings) if settings.run.life else [])}
+    known = {result.eval_id: result for result in (in_lake(Lake.of(settings)) if settings.run.life else [])}
     follower = Follower(settings.kafka, EVALS.name, EvalResult, client_id)
     try:
         known |= {result.eval_id: result for result in follower.poll()}
@@ -20,7 +20,9 @@ def earlier(settings: Settings, client_id: str) -> list[EvalResult]:
     return list(known.values())
 
 
-def _of_the_lake(settings: Settings) -> list[EvalResult]:
-    handle = Lake.of(settings).table(EVALS.name)
+def in_lake(lake: Lake) -> list[EvalResult]:
+    """The results in table `evals`, oldest first."""
+    handle = lake.table(EVALS.name)
+    handle.update_incremental()
     rows = handle.to_pyarrow_dataset().to_table().sort_by("finished_at").to_pylist()
     return [EvalResult.model_validate(row | {"families": json.loads(row["families"] or "{}")}) for row in rows]

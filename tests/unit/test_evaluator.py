@@ -4,11 +4,16 @@ import asyncio
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from flows.connectors.items import Raw
+from flows.steps.records import to_rows
+from inference.earlier import in_lake
 from inference.evaluator import Evaluator
 from inference.serving import Server
 from inference.tokenizer import make_tokenizer
+from infra.lake import Lake
 from schemas.messages import Directive, EvalResult, Message
 from schemas.settings import Settings
 from tests.rollout_fakes import FakeEngine, FakeStore
@@ -153,6 +158,17 @@ def test_an_evaluator_that_starts_anew_remembers_champion_and_orders_and_repeats
     asyncio.run(second.judge())
     assert [m for _, _, m in second.sent if isinstance(m, Directive)] == []
     assert second.board.aliases == {"latest": 2}  # as good as the champion, no better
+
+
+def test_results_come_back_from_the_lake_as_they_were_written(tmp_path: Path) -> None:
+    setup = Setup(tmp_path, Store({1: PROBE}))
+    asyncio.run(setup.judge())
+    lake = Lake(str(tmp_path / "lake"))
+    lake.ensure()
+    raw = Raw("evals", 0, 0, 0, None, (), setup.results[0].to_bytes())
+    [(table, batch)] = to_rows([raw])
+    lake.append(table, pa.Table.from_batches([batch]), "records", 1)
+    assert in_lake(lake) == setup.results
 
 
 def _earlier(version: int) -> EvalResult:
