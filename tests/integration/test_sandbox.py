@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +15,9 @@ from inference.sandbox.limits import Limits, SandboxError
 from inference.sandbox.sandbox import Sandbox
 from schemas.errors import SettingsError
 from schemas.settings import Family
-from tests.escape.play import PATIENT, descendants, serves_on
+from tests.conftest import ROOT
+from tests.escape.attempts import REACH
+from tests.escape.play import PATIENT, descendants, host, play, serves_on
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -133,6 +138,50 @@ def test_a_sandbox_that_dies_is_an_error_and_is_replaced(sandboxes: None):
     assert asyncio.run(serves_on(mine))
     mine.close()
     assert not _bubblewraps() - others
+
+
+SERVICE = """
+import asyncio
+from inference.sandbox.sandbox import Sandbox
+from inference.sandbox.limits import Limits
+from tests.escape.play import serves_on
+sandbox = Sandbox(1)
+assert asyncio.run(serves_on(sandbox))
+print("ready", flush=True)
+asyncio.run(sandbox.run("while True: pass", limits=Limits(wall_s=99, cpu_s=99)))
+"""
+
+
+def test_nothing_survives_a_service_that_is_killed(sandboxes: None):
+    service = subprocess.Popen([sys.executable, "-c", SERVICE], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert service.stdout is not None
+    assert service.stdout.readline() == "ready\n"
+    theirs = set(descendants(service.pid))
+    deadline = time.monotonic() + 60
+    while len(theirs) < 6:  # sh became bwrap, then its init, zygote, keeper, pid 1, program
+        assert time.monotonic() < deadline
+        theirs = set(descendants(service.pid))
+    service.kill()
+    service.wait()
+    while left := {pid for pid in theirs if os.path.exists(f"/proc/{pid}")}:
+        assert time.monotonic() < deadline, f"processes {left} are left"
+        time.sleep(0.01)
+    service.stdout.close()
+
+
+def test_a_sandbox_of_an_ordinary_user_holds_too(sandboxes: None, monkeypatch: pytest.MonkeyPatch):
+    """It has a user namespace in place of other users; as root that is done here on purpose."""
+    monkeypatch.setattr(command, "_is_root", lambda: False)
+
+    async def play_all() -> dict[str, float]:
+        own = Sandbox(1)
+        rewards = {name: (await play(own, attempt.source, PATIENT))[0] for name, attempt in REACH.items()}
+        assert await serves_on(own)
+        own.close()
+        return rewards
+
+    with host():
+        assert asyncio.run(play_all()) == dict.fromkeys(REACH, 0.0)
 
 
 def test_many_at_once_wait_without_their_limits_running(sandbox: Sandbox):
