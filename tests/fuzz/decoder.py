@@ -102,7 +102,7 @@ def fuzz(runs: int, seed: int) -> int:
 
 def _is_routine(line: str) -> bool:
     """Whether libFuzzer only tells of an input that it keeps."""
-    return " NEW " in line or " REDUCE " in line or line.startswith(("INFO: Instrumenting", "INFO: Loaded"))
+    return "\tNEW " in line or "\tREDUCE " in line or line.startswith(("INFO: Instrumenting", "INFO: Loaded"))
 
 
 def main(argv: Sequence[str]) -> int:
