@@ -24,7 +24,7 @@ from tests.chaos.processes import wait
 from tests.chaos.table import Row
 
 VICTIMS = ("rollout-0", "curate", "learner", "evaluator", "dispatch", "records", programs.MLFLOW, programs.KAFKA)
-START_S, RECOVERY_S, END_S = 300.0, 120.0, 300.0
+START_S, RECOVERY_S, END_S = 900.0, 180.0, 600.0
 LAST_STEPS = 12
 """Steps that the learner takes after the last kill."""
 
