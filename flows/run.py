@@ -17,15 +17,11 @@ from flows.watch import watch
 from infra import disk
 from infra.lake import Fence
 from infra.lease import Lease
-from infra.store import open_store
 from infra.telemetry import Stop, Telemetry
 from schemas.errors import LagoonError, SettingsError
 from schemas.settings import Settings
 
 __all__ = ["recovery_store", "run"]
-
-LEASES = "_lagoon/leases"
-"""Folder of the lake that holds the leases of its flows."""
 
 _BACKUP = timedelta(seconds=10)
 _SILENT_EPOCHS = 20
@@ -46,7 +42,7 @@ def run(flow: Dataflow, name: str, settings: Settings, telemetry: Telemetry, sto
             the recovery store is full.
     """
     folder, cluster = settings.run.folder / "recovery" / name, Cluster.of_environment()
-    lease = Lease(open_store(f"{settings.lake_uri}/{LEASES}", settings.lake.storage_options), name)
+    lease = Lease.of(settings, name)
 
     def prepare() -> None:
         if not cluster.process:

@@ -28,8 +28,13 @@ from obstore.store import ObjectStore
 
 from infra.logs import logger
 from infra.retries import retry
+from infra.store import open_store
 from schemas.errors import LakeError
 from schemas.messages import Message, decode
+from schemas.settings import Settings
+
+FOLDER = "_lagoon/leases"
+"""Where a lake keeps the leases of those who write to it."""
 
 LEASE_S = 10.0
 """A holder whose beat has stood still for this long is taken for gone."""
@@ -86,10 +91,16 @@ class Lease:
 
     def __init__(self, store: ObjectStore, name: str, lease_s: float = LEASE_S) -> None:
         self._store, self.name, self._lease_s = store, name, lease_s
+        self._lock = threading.Lock()
         self._holder: Holder | None = None
         self._is_follower = False
         self._renewed = self._polled = 0.0
         self._lost = ""
+
+    @classmethod
+    def of(cls, settings: Settings, name: str) -> "Lease":
+        """The lease `name` on the lake of a run."""
+        return cls(open_store(f"{settings.lake_uri}/{FOLDER}", settings.lake.storage_options), name)
 
     @property
     def generation(self) -> int:
@@ -115,6 +126,15 @@ class Lease:
         if self._lost:
             raise LakeError(self._lost)
         return _clock() - self._renewed < 0.9 * self._lease_s  # two clocks may run a little differently
+
+    def confirm(self) -> None:
+        """Ask the store whether this is the holder still, before something that is not fenced.
+
+        Raises:
+            LakeError: it is not.
+        """
+        retry(f"confirming the lease {self.name}", self.renew)
+        self.is_fresh()
 
     def take(self, members: Sequence[Process]) -> None:
         """Become the holder, for the processes `members`; waits while it is not certain whether there is another.
@@ -154,7 +174,10 @@ class Lease:
 
     def renew(self) -> None:
         """Say that this holder lives, and look whether it is one still. Failures of the store raise BaseError."""
-        holder, began = self._of(), _clock()
+        with self._lock:
+            self._renew(self._of(), _clock())
+
+    def _renew(self, holder: Holder, began: float) -> None:
         if self._is_follower:
             self._follow(holder, began)
         else:

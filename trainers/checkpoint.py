@@ -2,10 +2,15 @@
 
 <root>/step-00000020-v00000003/    deepspeed/ (DeepSpeed), rng-*.pt, policy/ (Hugging Face folder), cursor.json
 <root>/step-00000020-v00000003/MANIFEST.json    state, and size and SHA-256 of every other file: written last
+
+A learner that lost its lease may wake up and finish a checkpoint. So one that takes over from a learner not proven
+dead first writes down which checkpoint it goes on from (`from-00000007`, by the fence of its lease), and adds the fence
+to the names of its own (`step-...-f00000007`). What an earlier fence made beyond that checkpoint does not count.
 """
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -97,14 +102,29 @@ def writing(folder: Path) -> Generator[None]:
 
 
 class Checkpoints:
-    """The checkpoints of a run under `root`, of which the newest `keep` complete ones stay."""
+    """The checkpoints of a run under `root`, of which the newest `keep` complete ones stay.
 
-    def __init__(self, root: Path, keep: int, now: Callable[[], datetime]):
-        self._root, self._keep, self._now = root, keep, now
+    `fence` is that of the learner's lease; `take_over` comes before anything else under a new one.
+    """
+
+    def __init__(self, root: Path, keep: int, now: Callable[[], datetime], fence: int = 0):
+        self._root, self._keep, self._now, self._fence = root, keep, now, fence
+
+    def take_over(self) -> None:
+        """From here on nothing counts that a learner with a lower fence completes."""
+        note = self._root / f"from-{self._fence:08d}"
+        if self._fence and not note.exists():
+            last = next((p.name for p in self._folders() if (p / MANIFEST).exists()), "")
+            self._root.mkdir(parents=True, exist_ok=True)
+            temporary = note.with_name(f".{note.name}")
+            temporary.write_text(last)
+            _sync(temporary)
+            temporary.replace(note)
+            _sync(self._root)
 
     def begin(self, step: int, version: int) -> Path:
         """An empty folder to write a checkpoint into; what an earlier try left there is removed."""
-        folder = self._root / _name(step, version)
+        folder = self._root / _name(step, version, self._fence)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
@@ -138,11 +158,15 @@ class Checkpoints:
 
     def _folders(self) -> list[Path]:
         """Newest first."""
-        return sorted((p for p in self._root.glob("step-*-v*") if p.is_dir()), reverse=True)
+        cuts = {int(p.name[5:]): _key(p.read_text()) for p in self._root.glob("from-*")}
+        return [p for p in self._all() if all(_key(p.name) <= cut for f, cut in cuts.items() if f > _key(p.name)[0])]
+
+    def _all(self) -> list[Path]:
+        return sorted((p for p in self._root.glob("step-*-v*") if p.is_dir()), key=lambda p: _key(p.name), reverse=True)
 
     def _remove_older(self, newest: Path) -> None:
-        older = [p for p in self._folders() if p.name < newest.name]
-        complete = [p for p in older if (p / MANIFEST).exists()]
+        older = [p for p in self._all() if _key(p.name) < _key(newest.name)]
+        complete = [p for p in self._folders() if p in older and (p / MANIFEST).exists()]
         for folder in {*older} - {*complete[: self._keep - 1]}:
             (folder / MANIFEST).unlink(missing_ok=True)  # first, so that a crash leaves an incomplete one, not a broken
             shutil.rmtree(folder, ignore_errors=True)
@@ -151,7 +175,8 @@ class Checkpoints:
 def _load(folder: Path) -> Checkpoint:
     complete = _read(Complete, folder / MANIFEST)
     names = {file.path for file in complete.files}
-    if CURSOR not in names or folder.name != _name(complete.state.step, complete.state.weight_version):
+    named = _name(complete.state.step, complete.state.weight_version, _key(folder.name)[0])
+    if CURSOR not in names or folder.name != named:
         raise CheckpointError(
             f"{folder / MANIFEST} is of step {complete.state.step}, version {complete.state.weight_version} and lists "
             f"{len(names)} files; expected those of the folder's name, and {CURSOR} among the files; {_MEND}"
@@ -176,8 +201,17 @@ def _read(type_: type[M], path: Path) -> M:
         raise CheckpointError(f"{path} is damaged: {str(error)[:800]}; {_MEND}") from error
 
 
-def _name(step: int, version: int) -> str:
-    return f"step-{step:08d}-v{version:08d}"
+def _name(step: int, version: int, fence: int) -> str:
+    return f"step-{step:08d}-v{version:08d}" + (f"-f{fence:08d}" if fence else "")
+
+
+def _key(name: str) -> tuple[int, ...]:
+    """Order of checkpoints by name: fence, step, version. The empty name comes before all."""
+    match = _NAME.fullmatch(name)
+    return (int(match["fence"] or 0), int(match["step"]), int(match["version"])) if match else (-1,)
+
+
+_NAME = re.compile(r"step-(?P<step>\d+)-v(?P<version>\d+)(-f(?P<fence>\d+))?")
 
 
 _MEND = "Restore it from a backup, or let `lagoon resume RUN` go on from the run manifest before it"

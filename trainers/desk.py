@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from infra.failpoints import hit
 from infra.kafka import Follower, Producer, cluster_id
 from infra.lake import Lake
+from infra.lease import Lease
 from infra.telemetry import Stop, Telemetry, logger
 from infra.tracking import Tracking
 from infra.weights import WeightStore
@@ -53,9 +54,15 @@ class Desk:
     """Owns all that the learner has outside DeepSpeed; exists on rank 0 only."""
 
     def __init__(
-        self, settings: Settings, telemetry: Telemetry, found: Checkpoint | None, ranks: int, max_positions: int | None
+        self,
+        settings: Settings,
+        telemetry: Telemetry,
+        lease: Lease,
+        found: Checkpoint | None,
+        ranks: int,
+        max_positions: int | None,
     ):
-        self._settings, self._learner = settings, settings.learner
+        self._settings, self._learner, self._lease = settings, settings.learner, lease
         self._log = logger("learner", telemetry.instance)
         self._lake = Lake.of(settings)
         self._lake.ensure()
@@ -69,7 +76,7 @@ class Desk:
         weights = WeightStore.of(settings)
         self._publisher = Publisher(weights, self._producer, self._tracking)
         self._record = RunRecord(settings, self._lake, weights, cluster_id(settings.kafka))
-        self._checkpoints = checkpoints(settings)
+        self._checkpoints = checkpoints(settings, lease)
         self._state = _reborn(state, ranks, self._tracking.run_id)
         self._saved_step = state.step if found else -1
         self._app_id = f"learner/{self._state.incarnations[-1].name}"
@@ -94,7 +101,7 @@ class Desk:
         """
         deadline = time.monotonic() + 1.0
         while not stop and self._state.step < self._learner.num_train_steps:
-            if (batch := self._draw()) is not None:
+            if self._lease.is_fresh() and (batch := self._draw()) is not None:
                 return self._train(batch)
             if time.monotonic() >= deadline:
                 return Order("wait")
@@ -139,10 +146,12 @@ class Desk:
         if publish:
             made = manifest(folder, state, self._stream.delta_version, probe, datetime.now(UTC))
             state = state.model_copy(update={"publication": made})
+        self._lease.confirm()
         hit("learner.before_manifest")
         saved = self._checkpoints.complete(folder, state, self._stream.cursor())
         self._saved_step = state.step
         hit("learner.after_checkpoint")
+        self._lease.confirm()  # a checkpoint made whole before a take-over is where that goes on: it publishes the same
         self._publisher.publish(saved)
         hit("learner.before_run_manifest")
         self._record.write(saved)
@@ -212,9 +221,9 @@ class Desk:
         return Order("train", batch.tokens, made, num_tokens, rate, self._kl, publish, publish)
 
 
-def checkpoints(settings: Settings) -> Checkpoints:
-    """The checkpoints of a run."""
-    return Checkpoints(settings.checkpoints, settings.learner.keep_checkpoints, lambda: datetime.now(UTC))
+def checkpoints(settings: Settings, lease: Lease) -> Checkpoints:
+    """The checkpoints of a run, for the holder of `lease`."""
+    return Checkpoints(settings.checkpoints, settings.learner.keep_checkpoints, lambda: datetime.now(UTC), lease.fence)
 
 
 def _reborn(state: State, world_size: int, mlflow_run: str | None) -> State:

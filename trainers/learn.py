@@ -6,15 +6,18 @@ deepspeed --num_accelerators 2 trainers/learn.py --config run.toml --learner.zer
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 if __package__ in {None, ""}:  # started by its path: imports begin at the folder above, not among the trainers
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from infra.failpoints import hit
+from infra.lease import Lease, Process
 from infra.telemetry import Stop, Telemetry, logger, main
 from infra.weights import WeightStore
+from schemas.names import Service
 from schemas.settings import Settings
 from trainers.batches import rank_batches
 from trainers.checkpoint import POLICY, Checkpoint, writing
@@ -32,9 +35,15 @@ def run(settings: Settings | None, telemetry: Telemetry | None, stop: Stop) -> N
     """
     ranks = Ranks()
     settings = Settings.model_validate(ranks.share(settings))
-    found: Checkpoint | None = ranks.share(find(settings) if ranks.rank == 0 else None)
+    with held(settings, ranks) as lease:
+        _run(settings, telemetry, stop, ranks, lease)
+    ranks.close()
+
+
+def _run(settings: Settings, telemetry: Telemetry | None, stop: Stop, ranks: Ranks, lease: Lease | None) -> None:
+    found: Checkpoint | None = ranks.share(find(settings, lease) if lease else None)
     engine = start(settings, ranks, found)
-    desk = Desk(settings, telemetry, found, ranks.size, engine.max_positions) if telemetry else None
+    desk = Desk(settings, telemetry, lease, found, ranks.size, engine.max_positions) if telemetry and lease else None
     if found is None:
         save(settings, engine, ranks, desk, publish=True)
     while (order := ranks.share(desk.next(stop) if desk else None)).kind != "end":
@@ -47,10 +56,25 @@ def run(settings: Settings | None, telemetry: Telemetry | None, stop: Stop) -> N
     if desk:
         desk.close()
     engine.close()
-    ranks.close()
 
 
-def find(settings: Settings) -> Checkpoint | None:
+@contextmanager
+def held(settings: Settings, ranks: Ranks) -> Generator[Lease | None]:
+    """Rank 0's lease on the run's checkpoints and versions; None on the others, which obey rank 0.
+
+    Raises:
+        LakeError: another learner is alive.
+    """
+    if ranks.rank:
+        yield None
+        return
+    lease = Lease.of(settings, Service.LEARNER)
+    lease.take([Process.this()])
+    with lease.kept():
+        yield lease
+
+
+def find(settings: Settings, lease: Lease) -> Checkpoint | None:
     """The checkpoint to go on from, checked against the run manifest, the lake and the weight store.
 
     Raises:
@@ -58,7 +82,9 @@ def find(settings: Settings) -> Checkpoint | None:
         LakeError: the lake or the weight store lacks what the manifest names.
         WeightStoreError: the store is ahead of it, or has lost versions.
     """
-    newest, incomplete = checkpoints(settings).newest()
+    saved = checkpoints(settings, lease)
+    saved.take_over()
+    newest, incomplete = saved.newest()
     log = logger("learner")
     for name in incomplete:
         log.warning("checkpoint is incomplete, passed over", checkpoint=name)

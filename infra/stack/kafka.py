@@ -2,7 +2,7 @@
 
 import base64
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.stack import container, java, ports
@@ -38,11 +38,17 @@ log.index.size.max.bytes=1048576
 """
 
 
+def _new_cluster_id() -> str:
+    """A name for a cluster, as Kafka wants it."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
 @dataclass(frozen=True, slots=True)
 class LocalKafka:
     """One broker: where its jars and its data lie, and its ports.
 
-    `extra` are further lines of `server.properties`, which win; `format_options` go to `StorageTool format`.
+    `extra` are further lines of `server.properties`, which win; `format_options` go to `StorageTool format`. Nodes of
+    one cluster need one `cluster_id`.
     """
 
     jars: Path
@@ -51,6 +57,8 @@ class LocalKafka:
     controller_port: int
     extra: str = ""
     format_options: tuple[str, ...] = ()
+    cluster_id: str = field(default_factory=_new_cluster_id)
+    heap_mb: int = 512
 
     @property
     def address(self) -> str:
@@ -74,10 +82,9 @@ class LocalKafka:
         config.write_text(self.properties)
         if java.missing(self.jars) and container.is_possible():
             return container.command(config)
-        run = [*java.command(self.jars), "-Xmx512m", "-XX:+UseSerialGC", *_LOGGING]
+        run = [*java.command(self.jars), f"-Xmx{self.heap_mb}m", "-XX:+UseSerialGC", *_LOGGING]
         if not (self.data / "meta.properties").exists():
-            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            storage = [*run, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(config)]
+            storage = [*run, "kafka.tools.StorageTool", "format", f"--cluster-id={self.cluster_id}", "-c", str(config)]
             java.call([*storage, *self.format_options], "format Kafka's folder")
         return [*run, "kafka.Kafka", str(config)]
 

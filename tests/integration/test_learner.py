@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -242,3 +242,33 @@ def _health(settings: Settings) -> dict[str, object] | None:
         except URLError:
             return None
     return None
+
+
+def test_one_that_wakes_up_after_a_take_over_saves_and_publishes_nothing(tmp_path: Path, kafka: Kafka) -> None:
+    settings = prepare(tmp_path, kafka, steps=6)
+    first = begin(tmp_path, failpoints="stop:learner.before_manifest=1")
+    try:
+        stat = Path(f"/proc/{first.pid}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+        (tmp_path / "learner.log").rename(tmp_path / "zombie.log")
+        second = begin(tmp_path)
+        wait_for_step(settings, 1, second, tmp_path)
+        first.send_signal(signal.SIGCONT)
+        end(second, tmp_path)
+        assert first.wait(LIMIT_S) == 1
+    finally:
+        first.kill()
+    assert "lost its lease" in (tmp_path / "zombie.log").read_text()
+    check_each_row_was_trained_once(settings, 6)
+    assert WeightStore.of(settings).versions() == [1, 2, 3]
+    store = WeightStore.of(settings)
+    assert {store.manifest(v).checkpoint for v in store.versions()} == {
+        f"step-{step:08d}-v{version:08d}-f00000002" for step, version in ((0, 1), (3, 2), (6, 3))
+    }
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

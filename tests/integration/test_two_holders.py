@@ -3,7 +3,7 @@
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class Machine(Run):
 
 
 @contextmanager
-def alive(*processes: subprocess.Popen[str]) -> Iterator[None]:
+def alive(*processes: subprocess.Popen[str]) -> Generator[None]:
     """Processes that are dead at the end, stopped or not."""
     try:
         yield

@@ -12,8 +12,8 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LIFE = Incarnation(name="a", resumed_from_step=0, started_at=NOW)
 
 
-def store(root: Path, keep: int = 2) -> Checkpoints:
-    return Checkpoints(root, keep, lambda: NOW)
+def store(root: Path, keep: int = 2, fence: int = 0) -> Checkpoints:
+    return Checkpoints(root, keep, lambda: NOW, fence)
 
 
 def write(checkpoints: Checkpoints, step: int, *, whole: bool = True) -> Path:
@@ -95,3 +95,33 @@ def test_steps_sort_by_number(tmp_path: Path) -> None:
     found, _ = checkpoints.newest()
     assert found is not None
     assert found.state.step == 1000
+
+
+def test_what_an_earlier_learner_completes_after_a_take_over_does_not_count(tmp_path: Path) -> None:
+    zombie, heir = store(tmp_path), store(tmp_path, fence=7)
+    write(zombie, 20)
+    torn = write(zombie, 40, whole=False)
+    heir.take_over()
+    zombie.complete(torn, State(step=40, weight_version=4, incarnations=(LIFE,)), Cursor())
+    late = write(zombie, 60)
+    for checkpoints in (heir, store(tmp_path, fence=7)):
+        checkpoints.take_over()
+        found, _ = checkpoints.newest()
+        assert found is not None
+        assert found.state.step == 20
+    own = write(heir, 30)
+    assert own.name == "step-00000030-v00000003-f00000007"
+    assert not late.exists()  # older than the first of the heir, whatever its step
+    third = store(tmp_path, fence=9)
+    third.take_over()
+    write(heir, 90)
+    found, _ = third.newest()
+    assert found is not None
+    assert found.folder == own
+
+
+def test_a_take_over_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+    heir = store(tmp_path, fence=2)
+    heir.take_over()
+    write(store(tmp_path), 20)
+    assert heir.newest() == (None, [])
