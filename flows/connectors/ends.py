@@ -9,6 +9,7 @@ from typing import Any
 from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from flows.connectors.layout import Layout
 from flows.connectors.pulse import Patience
 from infra.kafka import client_settings
 from schemas.settings import Kafka
@@ -33,6 +34,7 @@ class EndOffsets:
         self._admin = AdminClient(self._settings)
         self._patience = Patience(part, kafka.timeout_s)
         self._lock = threading.Lock()
+        self._layout = Layout(kafka, places)
         self._futures: dict[tuple[str, int], Future[Any]] = {}
         self._due = 0.0
         self._number = 0
@@ -42,9 +44,10 @@ class EndOffsets:
         """Number (0: none yet) and end offsets of the newest round.
 
         Raises:
-            BrokerError: no round was answered for longer than `kafka.timeout_s`.
+            BrokerError: no round was answered for longer than `kafka.timeout_s`, or a topic has more partitions now.
         """
         with self._lock:
+            self._layout.check(self._admin)
             if self._futures and all(f.done() for f in self._futures.values()):
                 self._finish()
             elif not self._futures and time.monotonic() >= self._due:

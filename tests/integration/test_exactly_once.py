@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
 
+from flows.cluster import ADDRESSES, PROCESS_ID
 from flows.run import recovery_store
 from infra.kafka import Producer, ensure_topics
 from infra.lake import Lake
+from infra.stack.ports import free_port
 from schemas.messages import Directive, UsageInterval
 from schemas.settings import Kafka, Settings
 
@@ -217,6 +219,44 @@ def test_a_broker_that_comes_back_empty_stops_the_flow(run: Run) -> None:
     code, log = run.finish([*COPY, "--bounded"])
     assert code == 1
     assert "ends at offset 0, but had been read up to 100" in log
+
+
+def test_partitions_that_are_added_stop_the_flow_by_name_and_stay_refused(run: Run) -> None:
+    process = run.start(COPY)
+    run.send("trajectories", 8, partitions=4)
+    wait_until(lambda: run.rows("dead_letters", "offset").total() == 8)
+    topic, kafka = run.settings.kafka.topic("trajectories"), run.settings.kafka
+    admin = AdminClient({"bootstrap.servers": kafka.brokers})
+    admin.create_partitions([NewPartitions(topic, 8)])[topic].result(30)
+    assert process.wait(60) == 1
+    assert f"{topic} has 8 partitions now, and 4 are read" in (run.folder / "log").read_text()
+
+    run.configure(kafka.model_copy(update={"partitions": 8}))
+    code, log = run.finish([*COPY, "--bounded"])
+    assert code == 2
+    assert "kafka.partitions is 8, but the recovery store" in log
+    assert "was written with 4" in log
+
+
+def test_a_flow_may_be_rescaled_and_stays_one_history(run: Run) -> None:
+    for number in (2, 3, 1):
+        cluster = start_cluster(run, COPY, number)
+        run.send("trajectories", 40, partitions=4)
+        run.send("control", 2)
+        expected = 40 * (1 + [2, 3, 1].index(number))
+        wait_until(lambda expected=expected: run.rows("dead_letters", "topic")[("trajectories",)] == expected, 200)
+        for process in cluster:
+            process.terminate()
+        assert [process.wait(30) for process in cluster] == [0] * number
+    expected = {("trajectories", p, n, f"lane {p}"): 1 for p in range(4) for n in range(30)}
+    expected |= {("control", 0, n, f"lane {lane}"): 1 for lane in range(4) for n in range(6)}
+    assert run.rows("dead_letters", "topic", "partition", "offset", "error") == expected
+
+
+def start_cluster(run: Run, command: Sequence[str], number: int) -> list[subprocess.Popen[str]]:
+    """The processes of one flow."""
+    addresses = ";".join(f"127.0.0.1:{free_port()}" for _ in range(number))
+    return [run.start(command, **{ADDRESSES: addresses, PROCESS_ID: str(n)}) for n in range(number)]
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
