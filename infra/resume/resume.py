@@ -77,6 +77,8 @@ def _set_checkpoints_aside(settings: Settings, choice: Choice, report: Report) -
     for folder in later:
         if choice.passed_over or checkpoint_faults(folder):
             report(f"checkpoint {folder.name} is not gone on from; it lies in {place.set_aside(folder)}")
+        else:
+            report(f"checkpoint {folder.name} is whole, and later: a crash left out its manifest. The learner takes it")
 
 
 def _write(settings: Settings, manifest: RunManifest, cluster: str) -> None:

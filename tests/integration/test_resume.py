@@ -109,13 +109,16 @@ def _look(settings: Settings) -> dict[str, Any]:
     manifest = next(RunManifests(Lake.of(settings)).newest_first([]))
     return {
         "manifest": manifest,
+        "step": _last_checkpoint(settings),  # the manifest's, or one that a kill left without its manifest
         "in_flight": _value(settings, "select in_flight from conservation where kind = 'trajectories'"),
         "outcomes": _value(settings, "select count(*) from outcomes"),
-        "groups": set(_rows(settings, "select distinct group_id from dispatches")),
         "draws": _value(settings, "select count(*) from dispatches where event = 'opened'"),
-        "evals": _rows(settings, "select requested_version from evals where kind <> 'skipped' order by 1"),
-        "undone": _rows(settings, f"select step from train_steps where step > {manifest.train_step}"),
     }
+
+
+def _last_checkpoint(settings: Settings) -> int:
+    """The step of the newest complete checkpoint, from its name."""
+    return max(int(path.parent.name.split("-")[1]) for path in settings.checkpoints.glob("step-*/MANIFEST.json"))
 
 
 def _drain(settings: Settings) -> None:
@@ -130,11 +133,12 @@ def _drain(settings: Settings) -> None:
 def _check(settings: Settings, before: dict[str, Any]) -> None:
     manifest = before["manifest"]
     assert settings.run.life == 1
-    # steps are consecutive, and go on from the manifest's checkpoint
+    # steps are consecutive, and go on from the last checkpoint
+    assert before["step"] >= manifest.train_step
     assert _value(settings, "select list(step order by step) = range(1, 15) from live_steps")
     second = "select min(step), min(resumed_from_step) from train_steps where incarnation_at = "
     assert _rows(settings, f"{second}(select max(incarnation_at) from train_steps)") == [
-        (manifest.train_step + 1, manifest.train_step)
+        (before["step"] + 1, before["step"])
     ]
     # no trajectory is trained on twice, none above the bound
     assert _value(settings, "select max(n) from (select count(*) as n from live_samples group by trajectory_id)") == 1
