@@ -9,6 +9,7 @@ from obstore.exceptions import BaseError
 
 from inference.earlier import earlier
 from inference.engines.registry import Wanted, make_engine
+from inference.environments.base import try_families
 from inference.eval_plan import Job, without_held_out
 from inference.evaluator import Evaluator
 from inference.serving import Server, serving_precision
@@ -160,6 +161,7 @@ def _save_run_id(settings: Settings, run_id: str | None) -> None:
 def run(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
     """Put the evaluator together and run it, behind everything else that wants the processor."""
     os.nice(_NICENESS)
+    try_families(settings.families, settings.run.seed)
     asyncio.run(evaluate(Evaluation(settings, telemetry), stop))
 
 
