@@ -72,7 +72,8 @@ def server(settings: Settings, name: str) -> Program:
     log = folder / "logs" / f"{name}.log"
     if name == KAFKA:
         return Program(name, kafka.local(settings).prepare(), log, stop_s=30)
-    return Program(name, mlflow.command(settings), log, mlflow.ENVIRONMENT)
+    command = [sys.executable, "-m", "infra.stack.succeed", *mlflow.command(settings)]  # it serves through a child
+    return Program(name, command, log, mlflow.ENVIRONMENT | {"PYTHONPATH": python_path()})
 
 
 def service(settings: Settings, name: str) -> Program:

@@ -26,6 +26,9 @@ from schemas.errors import DeadlineError, StackError
 MARK = "LAGOON_STACK"
 """Environment variable by which a stack knows its own processes again if their supervisor was killed."""
 
+PROGRAM_MARK = "LAGOON_PROGRAM"
+"""Environment variable that says which of the stack's programs a process belongs to."""
+
 _UP = ("running", "starting", "backoff")
 
 MAX_SOCKET_PATH = 100  # the kernel's limit is 107 bytes; supervisord appends its pid while it binds
@@ -68,7 +71,8 @@ class Supervisor:
         """
         for program in programs:
             program.log.parent.mkdir(parents=True, exist_ok=True)
-            _write(self._file(program.name), supervisord.program(program, {MARK: str(self.data_dir)}))
+            marks = {MARK: str(self.data_dir), PROGRAM_MARK: program.name}
+            _write(self._file(program.name), supervisord.program(program, marks))
         self.launch()
         self._reread()
         names = [p.name for p in programs]
@@ -197,13 +201,13 @@ class Supervisor:
             time.sleep(0.1)
 
 
-def marked(stack: str) -> list[int]:
-    """Pids of processes that a supervisor of `stack` started, by the mark in their environment (Linux)."""
-    wanted = f"{MARK}={stack}".encode()
+def marked(stack: str, program: str = "") -> list[int]:
+    """Pids of other processes that a supervisor of `stack` started (for `program`), by their environment (Linux)."""
+    wanted = {f"{MARK}={stack}".encode(), *([f"{PROGRAM_MARK}={program}".encode()] if program else [])}
     pids: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0") and int(entry.name) != os.getpid():
+            if wanted <= {*(entry / "environ").read_bytes().split(b"\0")} and int(entry.name) != os.getpid():
                 pids.append(int(entry.name))
         except OSError:  # gone already, or another user's
             continue

@@ -70,6 +70,18 @@ def test_stopping_ends_children_too(supervisor: Supervisor, tmp_path: Path) -> N
     _until(lambda: marked(str(tmp_path)) == [])
 
 
+def test_a_killed_program_leaves_no_child_beside_its_successor(supervisor: Supervisor, tmp_path: Path) -> None:
+    parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    command = [sys.executable, "-m", "infra.stack.succeed", sys.executable, "-c", parent]
+    supervisor.start([Program("parent", command, tmp_path / "log", {"PYTHONPATH": str(ROOT)}), _sleeper(tmp_path)])
+    first = _pid(supervisor, "parent")
+    _until(lambda: len(marked(str(tmp_path), "parent")) == 2)
+    (orphan,) = {*marked(str(tmp_path), "parent")} - {first}
+    os.kill(first, signal.SIGKILL)
+    _until(lambda: len(now := marked(str(tmp_path), "parent")) == 2 and not {first, orphan} & {*now})
+    assert len(marked(str(tmp_path), "sleeper")) == 1
+
+
 def test_what_a_killed_supervisor_left_behind_is_ended_before_the_next_start(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
@@ -133,6 +145,10 @@ def _first(brokers: str, topic: str) -> bytes | None:
     message = consumer.poll(30)
     consumer.close()
     return message.value() if message else None
+
+
+def _sleeper(folder: Path) -> Program:
+    return Program("sleeper", SLEEP, folder / "log")
 
 
 def _state(supervisor: Supervisor, name: str) -> State:
