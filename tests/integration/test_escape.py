@@ -10,7 +10,7 @@ import pytest
 
 from inference.sandbox.sandbox import Sandbox
 from tests.escape.attempts import ATTEMPTS, MARK, REACH
-from tests.escape.play import descendants, host, play, serves_on, succeeds_outside
+from tests.escape.play import LIMITS, PATIENT, descendants, host, play, serves_on, succeeds_outside
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
@@ -31,7 +31,8 @@ def used(sandbox: Sandbox) -> tuple[Sandbox, set[int]]:
 @pytest.mark.parametrize("name", ATTEMPTS)
 def test_an_attempt_earns_nothing_and_the_sandbox_serves_on(used: tuple[Sandbox, set[int]], name: str):
     sandbox, before = used
-    reward, verdicts = asyncio.run(play(sandbox, ATTEMPTS[name].source))
+    limits = PATIENT if name in REACH else LIMITS
+    reward, verdicts = asyncio.run(play(sandbox, ATTEMPTS[name].source, limits))
     assert reward == 0.0
     assert not any(verdict.passed for verdict in verdicts.values())
     if name in REACH:  # it ran to its end and did not get there
