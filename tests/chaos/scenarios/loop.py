@@ -138,7 +138,7 @@ class Loop:
 
     def _is_well(self, victim: str, dead: int) -> bool:
         state = self._state(victim)
-        return state.pid not in {0, dead} and health.check(self.settings, state).ok
+        return state.name == "running" and state.pid != dead and health.check(self.settings, state).ok
 
     def _state(self, victim: str) -> State:
         return next(s for s in self._supervisor.states() if s.program == victim)
