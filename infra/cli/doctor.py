@@ -76,6 +76,16 @@ def supervisor(settings: Settings) -> Finding:
     return Finding(f"{len(states)} programs" if states else "not running; `lagoon up` starts it")
 
 
+def services(settings: Settings) -> Finding:
+    """What the processes of the run say of themselves; one that is hung or was killed says nothing."""
+    files = sorted((settings.run.folder / "services").glob("*.json"))
+    answers = {file.stem: health.at(file) for file in files}
+    sick = [f"{name}: {answer.reason}" for name, answer in answers.items() if not answer.ok]
+    if sick:
+        return Finding(f"{len(sick)} of {len(answers)} are not well", "; ".join(sick))
+    return Finding(f"{len(answers)} are well" if answers else "none is running")
+
+
 def broker(settings: Settings) -> Finding:
     """A broker that answers, and takes and confirms a message on a topic made for this check."""
     answer = health.kafka(settings.kafka)
@@ -152,6 +162,7 @@ CHECKS = {
     "disk": disk,
     "java": local_broker,
     "supervisor": supervisor,
+    "services": services,
     "broker": broker,
     "topics": topics,
     "lake": lake,

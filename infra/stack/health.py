@@ -77,11 +77,19 @@ def mlflow(uri: str) -> Health:
 
 def service(settings: Settings, name: str) -> Health:
     """What a process of the run says of itself; it leaves its address in the run's `services` folder."""
+    return at(settings.run.folder / "services" / f"{programs.kind_of(name)}-{name}.json")
+
+
+def at(file: Path) -> Health:
+    """What the process says that has left its address in `file`."""
     try:
-        address = json.loads((settings.run.folder / "services" / f"{programs.kind_of(name)}-{name}.json").read_text())
-        os.kill(address["pid"], 0)
+        address = json.loads(file.read_text())
     except (OSError, ValueError):
         return Health(False, "has not come up yet")
+    try:
+        os.kill(address["pid"], 0)
+    except OSError:
+        return Health(False, f"process {address['pid']} is gone, and no other has taken its place yet")
     uri = f"http://{address['host']}:{address['port']}"
     status, body = get(uri, "/healthz")
     reason = "" if status == 200 else _reason(body)

@@ -3,6 +3,8 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from flows.steps.dispatcher import Dispatcher, State
 from schemas.ids import group_id
 from schemas.messages import BufferReport, ClosedGroup, Directive, LearnerReport, Task, TaskPosterior, WeightSummary
@@ -159,6 +161,25 @@ def test_time_that_the_dispatcher_was_away_does_not_count_against_a_lease() -> N
     for step in range(1, 11):
         again.tick((3_000 + step) * S)
     assert events(again) == [("reissued",)] * 2
+
+
+@pytest.mark.parametrize("hours", [2, -2])
+def test_a_clock_that_is_set_moves_leases_along_and_stops_no_work(hours: int) -> None:
+    dispatcher, jump = started(), hours * 3600 * S
+    dispatcher.tick(10 * 3600 * S)
+    open_ = sent(dispatcher)
+    dispatcher.hear(closing(*open_[:2], admitted=8))
+    dispatcher.rows()
+    dispatcher.tick(10 * 3600 * S + jump)
+    assert {event for (event,) in events(dispatcher)} <= {"opened"}  # nothing ran out
+    dispatcher.hear(learner(0, 0))  # whatever the learner's own clock says: it has used the 8
+    dispatcher.tick(10 * 3600 * S + jump + 5 * S)
+    dispatcher.hear(learner(0, 0))
+    dispatcher.tick(10 * 3600 * S + jump + 9 * S)
+    assert ("opened",) in events(dispatcher) or len(dispatcher.state.leases) > 2
+    dispatcher.rows()
+    dispatcher.tick(10 * 3600 * S + jump + 11 * S)  # 11 s by the clock: the leases of 10 s that were left
+    assert ("reissued",) in events(dispatcher)
 
 
 def test_a_pause_opens_nothing_and_lets_what_is_open_come_home() -> None:
