@@ -51,6 +51,21 @@ class Limits:
         )
 
 
+STALE = "its oldest token lags by more than loop.max_staleness"
+"""Message with which an episode is cancelled that nobody could train on any more."""
+
+
+@dataclass(slots=True)
+class Live:
+    """An episode that runs: the oldest version that its tokens may be of; None before the first."""
+
+    oldest: int | None = None
+
+    def sampling(self, version: int) -> None:
+        """A turn begins with `version`."""
+        self.oldest = version if self.oldest is None else min(self.oldest, version)
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How an episode ended."""
@@ -72,13 +87,15 @@ async def play(
     toolbox: Toolbox,
     limits: Limits,
     producer: str,
+    live: Live | None = None,
 ) -> Trajectory:
     """Play member `group_index` of `task`'s group.
 
     Raises nothing of its own: whatever breaks becomes a failed trajectory with its prompt and error. Cancelling the
-    call ends the episode at once, as a failed trajectory too (`shutdown`).
+    call ends the episode at once, as a failed trajectory too: `shutdown`, or `stale_in_flight` with the message STALE.
+    `live` is kept up to date.
     """
-    return await _Episode(task, group_index, engine, tokenizer, toolbox, limits, producer).run()
+    return await _Episode(task, group_index, engine, tokenizer, toolbox, limits, producer, live or Live()).run()
 
 
 class _Episode:
@@ -93,10 +110,11 @@ class _Episode:
         toolbox: Toolbox,
         limits: Limits,
         producer: str,
+        live: Live,
     ):
         self.task, self.index, self.producer = task, index, producer
         self.engine, self.tokenizer, self.toolbox, self.limits = engine, tokenizer, toolbox, limits
-        self.id = trajectory_id()
+        self.id, self.live = trajectory_id(), live
         self.transcript = Transcript()
         self.dispatch_version = engine.weight_version
         self.started_at = datetime.now(UTC)
@@ -111,8 +129,8 @@ class _Episode:
         try:
             async with limit:
                 ending = await self._turns()
-        except asyncio.CancelledError:
-            ending = _failed(ErrorKind.SHUTDOWN, "the service was stopped", StopReason.SHUTDOWN)
+        except asyncio.CancelledError as error:
+            ending = _cut(error)
         except Exception as error:  # environments are other people's code, and every episode leaves a row
             late = limit.expired() and isinstance(error, TimeoutError)
             ending = self._late() if late else _failed(self.at, f"{type(error).__name__}: {error}")
@@ -152,6 +170,7 @@ class _Episode:
 
     async def _act(self, number: int) -> tuple[Generation, str]:
         self.at, begun_s = ErrorKind.ENGINE, time.perf_counter()
+        self.live.sampling(self.engine.weight_version)
         try:
             generation = await self.engine.generate(
                 self.id,
@@ -261,6 +280,13 @@ def _truncated(reason: StopReason, kind: ErrorKind | None = None, error: str | N
 
 def _failed(kind: ErrorKind, error: str, reason: StopReason = StopReason.ERROR) -> Ending:
     return Ending(Status.FAILED, reason, None, error_kind=kind, error=error[:MAX_ERROR])
+
+
+def _cut(error: asyncio.CancelledError) -> Ending:
+    """Why the episode was cancelled."""
+    if error.args == (STALE,):
+        return _failed(ErrorKind.STALE_IN_FLIGHT, STALE, StopReason.STALE)
+    return _failed(ErrorKind.SHUTDOWN, "the service was stopped", StopReason.SHUTDOWN)
 
 
 def _fault(ending: Ending, said: Transcript) -> tuple[ErrorKind | None, str | None]:

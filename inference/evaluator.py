@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -12,7 +12,6 @@ from prometheus_client import Counter, Gauge
 from inference import agent, scoring
 from inference.eval_plan import Job, held_out_tasks, plan
 from inference.metered import Meter, MeteredEngine, TokenBudget
-from inference.rollouts import Play
 from inference.serving import Server
 from inference.steering import Order, Steering
 from inference.tokenizer import ChatTokenizer
@@ -117,7 +116,7 @@ class Evaluator:
             playing = [group.create_task(one(task)) for task in tasks]
         return [each.result() for each in playing]
 
-    def _player(self) -> Play:
+    def _player(self) -> Callable[[Task, int], Awaitable[Trajectory]]:
         loaded, folder = self._server.current
         engine = MeteredEngine(loaded, self._usage, TokenBudget(self._settings.rollout.token_budget))
         tokenizer = ChatTokenizer.load(folder)

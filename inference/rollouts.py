@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from prometheus_client import Counter, Gauge
 
+from inference.agent import STALE, Live
 from schemas.ids import trajectory_id
 from schemas.messages import Task
 from schemas.names import ErrorKind, Status, StopReason
@@ -16,8 +17,10 @@ EPISODES = Counter("lagoon_episodes", "Episodes that ended", ["status"])
 ACTION_TOKENS = Counter("lagoon_action_tokens", "Tokens sampled in episodes that ended")
 IN_FLIGHT = Gauge("lagoon_episodes_in_flight", "Episodes running or waiting for a place")
 
-Play = Callable[[Task, int], Awaitable[Trajectory]]
-"""(task, group_index) -> its trajectory. When it is cancelled it returns what there is, as a failed one."""
+STOPPED = Counter("lagoon_episodes_stopped_stale", "Episodes stopped because nobody could train on them any more")
+
+Play = Callable[[Task, int, Live], Awaitable[Trajectory]]
+"""(task, group_index, live) -> its trajectory. When it is cancelled it returns what there is, as a failed one."""
 
 
 class Rollouts:
@@ -33,7 +36,7 @@ class Rollouts:
         self._max_episodes = max_episodes
         self._places = asyncio.Semaphore(max_episodes)
         self._members: set[asyncio.Task[None]] = set()
-        self._begun: set[asyncio.Task[None]] = set()
+        self._begun: dict[asyncio.Task[None], Live] = {}
         self._error: Exception | None = None
 
     @property
@@ -59,7 +62,7 @@ class Rollouts:
 
         Members that had not begun are left to the lease of their task. Returns how many those were.
         """
-        waiting = self._members - self._begun
+        waiting = self._members - self._begun.keys()
         for member in waiting:
             member.cancel()
         if self._begun:
@@ -70,6 +73,15 @@ class Rollouts:
         self.check()
         return len(waiting)
 
+    def stop_older(self, version: int) -> int:
+        """Stop the episodes with tokens of versions below `version`, each with its row; returns how many."""
+        stale = [m for m, live in self._begun.items() if live.oldest is not None and live.oldest < version]
+        for member in stale:
+            self._begun[member].oldest = None  # once is enough
+            member.cancel(STALE)
+        STOPPED.inc(len(stale))
+        return len(stale)
+
     def check(self) -> None:
         """Raise what `finished` raised, if it ever did: a finished episode could not be kept."""
         if self._error is not None:
@@ -79,18 +91,18 @@ class Rollouts:
         async with self._places:
             member = asyncio.current_task()
             assert member is not None  # noqa: S101 - this is a coroutine of a task
-            self._begun.add(member)
+            live = self._begun[member] = Live()
             try:
-                self._count(await self._episode(task, index))
+                self._count(await self._episode(task, index, live))
             except Exception as error:  # not kept: raised by `check`, which stops the service
                 self._error = error
             finally:
-                self._begun.discard(member)
+                del self._begun[member]
 
-    async def _episode(self, task: Task, index: int) -> Trajectory:
+    async def _episode(self, task: Task, index: int, live: Live) -> Trajectory:
         started_at = datetime.now(UTC)
         try:
-            return await self._play(task, index)
+            return await self._play(task, index, live)
         except asyncio.CancelledError:
             return self._lost(task, index, started_at, ErrorKind.SHUTDOWN, "the service was stopped")
         except Exception as error:  # whatever broke: the episode leaves a row, and others go on

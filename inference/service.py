@@ -110,7 +110,9 @@ class RolloutService:
         await asyncio.sleep(_REPORT_S)
 
     async def report(self) -> None:
-        """Usage, totals, health."""
+        """Usage, totals, health; episodes that can no longer be used are stopped in passing."""
+        if self.settings.rollout.stale_in_flight == "abort":
+            self.rollouts.stop_older(self.weights.latest - self.settings.loop.max_staleness)
         self._account()
         self.telemetry.health(*self._health())
         await asyncio.sleep(_REPORT_S)
@@ -140,7 +142,7 @@ class RolloutService:
         self.orders.close()
         await asyncio.to_thread(self.tasks.close)  # last: without a broker it takes long
 
-    async def _play(self, task: Task, index: int) -> Trajectory:
+    async def _play(self, task: Task, index: int, live: agent.Live) -> Trajectory:
         demanded = max(1, task.min_weight_version, self.orders.min_weight_version)
         served = await self.weights.at_least(demanded, _VERSION_WAIT_S)
         loaded, folder = self.server.current
@@ -157,6 +159,7 @@ class RolloutService:
             toolbox=self._toolbox,
             limits=self._limits,
             producer=self.telemetry.instance,
+            live=live,
         )
         return distrust(trajectory, self.weights.distrusted)
 

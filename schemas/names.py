@@ -36,6 +36,7 @@ class StopReason(StrEnum):
     EPISODE_TIMEOUT = "episode_timeout"
     ERROR = "error"
     SHUTDOWN = "shutdown"
+    STALE = "stale"
 
 
 class ErrorKind(StrEnum):
@@ -48,9 +49,12 @@ class ErrorKind(StrEnum):
     ENVIRONMENT = "environment"
     VERIFIER = "verifier"
     SHUTDOWN = "shutdown"
+    STALE_IN_FLIGHT = "stale_in_flight"
 
 
-INFRASTRUCTURE_ERRORS = frozenset({ErrorKind.ENGINE, ErrorKind.ENVIRONMENT, ErrorKind.VERIFIER, ErrorKind.SHUTDOWN})
+INFRASTRUCTURE_ERRORS = frozenset(
+    {ErrorKind.ENGINE, ErrorKind.ENVIRONMENT, ErrorKind.VERIFIER, ErrorKind.SHUTDOWN, ErrorKind.STALE_IN_FLIGHT}
+)
 """Failures without a reward: kept, counted, retried; they vote in no baseline."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from inference import agent
+from inference.agent import Live
 from inference.engines.base import EngineError, Generation
 from inference.environments.base import Call, Environment, Message, Score, Tool
 from inference.rollouts import Rollouts, distrust
@@ -77,9 +78,9 @@ def tokenizer() -> ChatTokenizer:
 def _play(tokenizer: ChatTokenizer, engine: FakeEngine) -> Any:
     toolbox = Toolbox()
 
-    async def play(of: Task, index: int) -> Trajectory:
+    async def play(of: Task, index: int, live: Live) -> Trajectory:
         return await agent.play(
-            of, index, engine=engine, tokenizer=tokenizer, toolbox=toolbox, limits=LIMITS, producer="test"
+            of, index, engine=engine, tokenizer=tokenizer, toolbox=toolbox, limits=LIMITS, producer="test", live=live
         )
 
     return play
@@ -116,7 +117,7 @@ def test_hanging_tools_and_a_raising_one_free_their_places_and_leave_one_row_eac
 def test_a_long_episode_holds_no_other_up() -> None:
     rows, release = Rows(), asyncio.Event()
 
-    async def play(of: Task, index: int) -> Trajectory:
+    async def play(of: Task, index: int, live: Live) -> Trajectory:
         if of.family == "long":
             await release.wait()
         return episode(of, index)
@@ -137,7 +138,7 @@ def test_a_long_episode_holds_no_other_up() -> None:
 def test_no_more_episodes_than_places_run_at_once_and_room_counts_those_that_wait() -> None:
     rows, running, most = Rows(), 0, 0
 
-    async def play(of: Task, index: int) -> Trajectory:
+    async def play(of: Task, index: int, live: Live) -> Trajectory:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -163,7 +164,7 @@ def test_no_more_episodes_than_places_run_at_once_and_room_counts_those_that_wai
 def test_an_exception_out_of_an_episode_becomes_its_row() -> None:
     rows = Rows()
 
-    async def play(of: Task, index: int) -> Trajectory:
+    async def play(of: Task, index: int, live: Live) -> Trajectory:
         raise KeyError("whatever")
 
     async def run() -> None:
@@ -231,7 +232,7 @@ def test_an_episode_that_cannot_be_kept_stops_the_service() -> None:
     def full_disk(trajectory: Trajectory) -> None:
         raise OSError("no space left")
 
-    async def play(of: Task, index: int) -> Trajectory:
+    async def play(of: Task, index: int, live: Live) -> Trajectory:
         return episode(of, index)
 
     async def run() -> None:
@@ -251,3 +252,37 @@ def test_tokens_of_a_version_that_was_never_proven_earn_no_reward() -> None:
     failed = distrust(mixed, {43})
     assert (failed.status, failed.error_kind, failed.reward) == (Status.FAILED, ErrorKind.ENGINE, None)
     assert failed.token_ids == mixed.token_ids
+
+
+def test_episodes_that_nobody_could_train_on_any_more_are_stopped_with_their_row(
+    tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    """Three have tokens of version 1, where the learner is at 5 and takes 2 at the oldest; one of version 2 stays."""
+
+    class Waiting(FakeEngine):
+        async def generate(self, session: str, token_ids: Sequence[int], **options: Any) -> Generation:
+            await release.wait()
+            return await super().generate(session, token_ids, **options)
+
+    async def run() -> tuple[int, int]:
+        nonlocal release
+        release = asyncio.Event()
+        engine = Waiting(tmp_path, 1)
+        rollouts = Rollouts(_play(tokenizer, engine), rows.all.append, 8, "test")
+        rollouts.start(task(0, group_size=3, environment=HERE))
+        await asyncio.sleep(0.05)
+        engine.weight_version = 2
+        rollouts.start(task(1, group_size=1, environment=HERE))
+        await asyncio.sleep(0.05)
+        counts = rollouts.stop_older(5 - 3), rollouts.stop_older(5 - 3)
+        await rows.until(3)
+        release.set()
+        await rows.until(4)
+        return counts
+
+    rows, release = Rows(), asyncio.Event()
+    assert asyncio.run(run()) == (3, 0)
+    stopped = [(t.status, t.stop_reason, t.error_kind, t.reward) for t in rows.all[:3]]
+    assert stopped == [(Status.FAILED, StopReason.STALE, ErrorKind.STALE_IN_FLIGHT, None)] * 3
+    assert all(t.num_prompt_tokens > 0 for t in rows.all)  # the prompt is kept
+    assert rows.all[3].status == Status.COMPLETED
