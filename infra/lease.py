@@ -34,7 +34,7 @@ from schemas.messages import Message, decode
 from schemas.settings import Settings
 
 FOLDER = "_lagoon/leases"
-"""Where a lake keeps the leases of those who write to it."""
+"""Where a lake, or a weight store, keeps the leases of those who write to it."""
 
 LEASE_S = 10.0
 """A holder whose beat has stood still for this long is taken for gone."""

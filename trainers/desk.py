@@ -148,7 +148,11 @@ class Desk:
             state = state.model_copy(update={"publication": made})
         self._lease.confirm()
         hit("learner.before_manifest")
-        saved = self._checkpoints.complete(folder, state, self._stream.cursor())
+        try:
+            saved = self._checkpoints.complete(folder, state, self._stream.cursor())
+        except FileNotFoundError:
+            self._lease.confirm()  # who took over has removed the folder
+            raise
         self._saved_step = state.step
         hit("learner.after_checkpoint")
         self._lease.confirm()  # a checkpoint made whole before a take-over is where that goes on: it publishes the same

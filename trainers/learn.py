@@ -14,7 +14,8 @@ if __package__ in {None, ""}:  # started by its path: imports begin at the folde
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from infra.failpoints import hit
-from infra.lease import Lease, Process
+from infra.lease import FOLDER, Lease, Process
+from infra.store import open_store
 from infra.telemetry import Stop, Telemetry, logger, main
 from infra.weights import WeightStore
 from schemas.names import Service
@@ -60,7 +61,7 @@ def _run(settings: Settings, telemetry: Telemetry | None, stop: Stop, ranks: Ran
 
 @contextmanager
 def held(settings: Settings, ranks: Ranks) -> Generator[Lease | None]:
-    """Rank 0's lease on the run's checkpoints and versions; None on the others, which obey rank 0.
+    """Rank 0's lease on the weight store, and so on the checkpoints; None on the others, which obey rank 0.
 
     Raises:
         LakeError: another learner is alive.
@@ -68,7 +69,7 @@ def held(settings: Settings, ranks: Ranks) -> Generator[Lease | None]:
     if ranks.rank:
         yield None
         return
-    lease = Lease.of(settings, Service.LEARNER)
+    lease = Lease(open_store(f"{settings.weights_uri}/{FOLDER}", settings.weights.storage_options), Service.LEARNER)
     lease.take([Process.this()])
     with lease.kept():
         yield lease

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.brokers import three_brokers
 from tests.chaos.making import settings
-from tests.chaos.scenarios import curate, loop
+from tests.chaos.scenarios import brokers, curate, loop
 from tests.chaos.stream import Stream
 from tests.chaos.table import passed, render
 
@@ -32,3 +33,12 @@ def test_the_loop_survives_a_kill_of_each_process_and_the_books_balance(tmp_path
     assert all(book["balanced"] and not book["in_flight"] for book in summary["conservation"].values()), summary
     assert summary["work"]["balanced"], summary
     assert all(check["passed"] for check in summary["checks"].values()), summary["checks"]
+
+
+@pytest.mark.timeout(400)
+def test_with_three_brokers_one_may_die_and_nothing_is_lost(tmp_path: Path) -> None:
+    random.seed(3)
+    with three_brokers(tmp_path) as cluster:
+        rows = brokers.torment(cluster, tmp_path, [brokers.kill])
+    assert passed(rows), render(rows)
+    assert [row.kills for row in rows] == [1]

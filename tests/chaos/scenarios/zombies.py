@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.chaos.making import settings
 from tests.chaos.processes import Fleet, wait
-from tests.chaos.stream import RECOVERY_S, STRIKE_S, Stream, Victim
+from tests.chaos.stream import RECOVERY_S, Stream
 from tests.chaos.table import Row
 from tests.conftest import running_broker
 
@@ -31,9 +31,12 @@ def torment(stream: Stream, folder: Path, rounds: int) -> list[Row]:
     try:
         stream.producer.live()
         for point in POINTS * rounds:
-            first = Victim("curate", Fleet(["-m", "flows.curate", *config], folder / "curate.log"), stream.rows)
-            first.live(f"stop:{point}=0.2" if point else "")
-            zombies += first.fleet.processes
+            first = Fleet(["-m", "flows.curate", *config], folder / "curate.log")
+            before = stream.rows()
+            first.start(f"stop:{point}=0.2" if point else "")
+            zombies += first.processes
+            if not point:
+                wait(lambda before=before: stream.rows() > before, RECOVERY_S, "curate to go on")
             _stand_still(zombies[-1], point)
             _take_over(stream, row)
             zombies[-1].send_signal(signal.SIGCONT)
@@ -54,7 +57,7 @@ def _stand_still(process: subprocess.Popen[bytes], point: str) -> None:
         time.sleep(random.uniform(0, 2))
         process.send_signal(signal.SIGSTOP)
     stat = Path(f"/proc/{process.pid}/stat")
-    wait(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", STRIKE_S, f"{point} to stop curate")
+    wait(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", RECOVERY_S, f"{point} to stop curate")
 
 
 def _take_over(stream: Stream, row: Row) -> None:
