@@ -20,7 +20,7 @@ from infra.stack.supervise import State, Supervisor
 from schemas.errors import DeadlineError
 from schemas.settings import Settings, load
 from tests.chaos.judge import Verdict, judge_loop
-from tests.chaos.processes import wait
+from tests.chaos.processes import wait, waited
 from tests.chaos.table import Row
 
 VICTIMS = ("rollout-0", "curate", "learner", "evaluator", "dispatch", "records", programs.MLFLOW, programs.KAFKA)
@@ -102,10 +102,13 @@ class Loop:
             raise AssertionError(f"the demo ended with {code}: {self.tail()}")
 
     def close(self) -> None:
-        """End what is left of the demo."""
+        """End what is left of the demo, and of its stack."""
         if self._demo.poll() is None:
             self._demo.send_signal(signal.SIGTERM)
-            self._demo.wait(END_S)
+            waited(lambda: self._demo.poll() is not None, END_S)
+            self._demo.kill()
+            self._demo.wait()
+        take_down(str(self.data_dir), lambda _: None)
 
     def judge(self) -> Verdict:
         """The verdict; the broker is started once more, to read back what was sent."""
