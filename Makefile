@@ -8,6 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 UV = $(or $(shell command -v uv),build/uv/bin/uv)
 ARGS ?=
 ENGINE ?=
+ENGINE ?=
 ROUNDS ?= 6
 SCENARIOS ?=
 
@@ -69,9 +70,9 @@ check: .venv/synced  ## format, lint, types, architecture, unit tests: what CI r
 arch: .venv/synced  ## the rules of who may import whom
 	$(BIN)/lint-imports
 
-bench: setup  ## the figures that the README quotes, into bench.jsonl of the newest run
+bench: setup vllm  ## the figures that the README quotes, into bench.jsonl of the newest run
 	@mkdir -p .lagoon; out=$$(readlink -e .lagoon/current || echo .lagoon)/bench.jsonl; \
-	for b in curate batch commits sandbox; do echo "== $$b"; \
+	for b in curate batch commits sandbox rollout; do echo "== $$b"; \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.$$b --out $$out || exit 1; done; \
 	echo "== engine"; OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine && echo "bench: $$out"
 

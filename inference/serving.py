@@ -5,9 +5,12 @@ learner's.
 """
 
 import asyncio
+import json
 import math
 import shutil
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +28,7 @@ PROBE_TOLERANCE = {"fp32": 2e-3, "bf16": 1e-1}
 In float32 both engines differ from the learner by less than 1e-5 on a CPU; the rest is for other kernels.
 """
 
+PROOFS = "proofs.jsonl"
 PROBES = Counter("lagoon_probes", "Weight versions that an engine loaded and was asked to prove", ["outcome"])
 PROBE_DIFFERENCE = Gauge("lagoon_probe_difference", "Largest difference of a logprob in the last probe")
 
@@ -93,7 +97,7 @@ class Server:
             self.engine = await asyncio.to_thread(self._make_engine, folder, version)
         else:
             await _in_time(self.engine.load(version, folder), f"load version {version}")
-        await _in_time(prove(self.engine, manifest, self._tolerance), f"score the probe of version {version}")
+        await _in_time(self._prove(self.engine, manifest), f"score the probe of version {version}")
         self.folder = folder
         return manifest
 
@@ -105,7 +109,7 @@ class Server:
         """
         engine, folder = self.current
         await _in_time(engine.load(manifest.version, folder), f"load version {manifest.version} again")
-        await _in_time(prove(engine, manifest, self._tolerance), f"score the probe of version {manifest.version}")
+        await _in_time(self._prove(engine, manifest), f"score the probe of version {manifest.version}")
 
     def keep(self, versions: Iterable[int]) -> None:
         """Remove what was fetched of all other versions."""
@@ -118,6 +122,19 @@ class Server:
         """Close the engine."""
         if self.engine is not None:
             await self.engine.close()
+
+    async def _prove(self, engine: Engine, manifest: Manifest) -> None:
+        """Prove, and leave a line about it in `proofs.jsonl` of the cache folder."""
+        line: dict[str, object] = {"version": manifest.version, "at": datetime.now(UTC).isoformat(), "exact": False}
+        try:
+            line["difference"] = await prove(engine, manifest, self._tolerance)
+            line["exact"] = True
+        except LagoonError as error:
+            line["error"] = str(error)
+            raise
+        finally:
+            with suppress(OSError), open(self._cache / PROOFS, "a") as file:  # a full disk must not hold weights up
+                file.write(json.dumps(line) + "\n")
 
 
 def serving_precision(settings: Settings, engine: str) -> str:
@@ -133,22 +150,26 @@ async def _in_time(work: Awaitable[None], what: str) -> None:
         raise EngineError(f"the engine did not {what} within {LOAD_S:g} s; it hangs") from None
 
 
-async def prove(engine: Engine, manifest: Manifest, tolerance: float) -> None:
-    """Compare the engine's logprobs for the manifest's probe with the learner's.
+async def prove(engine: Engine, manifest: Manifest, tolerance: float) -> float:
+    """Compare the engine's logprobs for the manifest's probe with the learner's; returns the largest difference.
 
     Raises:
-        WeightStoreError: they differ by more than `tolerance`.
+        WeightStoreError: it is above `tolerance`.
     """
     if manifest.probe is None:
-        return
-    scored = await engine.score(manifest.probe.token_ids)
-    errors = [abs(a - b) for a, b in zip(scored, manifest.probe.logprobs, strict=False)]
-    worst = max((math.inf if math.isnan(error) else error for error in errors), default=math.inf)
-    exact = len(scored) == len(manifest.probe.logprobs) and worst <= tolerance
-    PROBE_DIFFERENCE.set(worst)
-    PROBES.labels("exact" if exact else "wrong").inc()
-    if not exact:
+        return 0.0
+    scored, wanted = await engine.score(manifest.probe.token_ids), manifest.probe.logprobs
+    worst = max((_distance(a, b) for a, b in zip(scored, wanted, strict=False)), default=math.inf)
+    if len(scored) != len(wanted) or worst > tolerance:
+        PROBES.labels("wrong").inc()
         raise WeightStoreError(
             f"version {manifest.version} is loaded but not proven: of {len(scored)} probe logprobs the worst is "
-            f"{worst:.3g} off, expected {len(manifest.probe.logprobs)} within {tolerance:g} of the learner's"
+            f"{worst:.3g} off, expected {len(wanted)} within {tolerance:g} of the learner's"
         )
+    PROBES.labels("exact").inc()
+    PROBE_DIFFERENCE.set(worst)
+    return worst
+
+
+def _distance(a: float, b: float) -> float:
+    return math.inf if math.isnan(a - b) else abs(a - b)

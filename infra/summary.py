@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -62,9 +63,17 @@ def summarize(settings: Settings, wall_s: float) -> dict[str, Any]:
             "events": {
                 r["event"]: r["n"] for r in _rows(lake, "select event, count(*) as n from ledger group by 1 order by 1")
             },
+            "probes": probes(settings.run.folder),
             "wall_s": round(wall_s, 1),
             "checks": _checks(lake),
         }
+
+
+def probes(run: Path) -> dict[str, Any]:
+    """How often an engine of the run was asked to prove a weight version, and how it went."""
+    lines = [json.loads(line) for file in run.glob("cache/*/proofs.jsonl") for line in file.read_text().splitlines()]
+    exact = [line["difference"] for line in lines if line["exact"]]
+    return {"loads": len(lines), "exact": len(exact), "largest_difference": max(exact, default=None)}
 
 
 def _checks(lake: duckdb.DuckDBPyConnection) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from schemas.names import Service
 from schemas.settings import Settings
 
 PROFILE = Path(__file__).parents[1] / "profiles" / "demo.toml"
+VLLM_PROFILE = PROFILE.with_name("demo-vllm.toml")
 STUCK_S = 120.0
 DRAIN_S = 90.0
 INTERRUPTED_DRAIN_S = 20.0
@@ -61,7 +62,11 @@ def _settings(files: Sequence[str], overrides: Sequence[str], resume: bool) -> S
     if resume:
         return arguments.settings_of(files, overrides, must_exist=True)
     name = f"demo-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    return arguments.settings_of([str(PROFILE), *files], [f"--run.name={name}", *overrides], must_exist=False)
+    overrides = [f"--run.name={name}", *overrides]
+    settings = arguments.settings_of([str(PROFILE), *files], overrides, must_exist=False)
+    if settings.rollout.engine == "torch":
+        return settings
+    return arguments.settings_of([str(PROFILE), str(VLLM_PROFILE), *files], overrides, must_exist=False)
 
 
 @contextmanager
@@ -86,7 +91,8 @@ def _interrupts() -> Generator[threading.Event]:
 def _follow(settings: Settings, stop: threading.Event) -> str:
     """Show the loop until the learner has finished; returns why it ended early, or an empty text."""
     supervisor, watch = Supervisor(settings.run.data_dir), Watch(settings)
-    last_step, moved_at = -1, time.monotonic()
+    starting_s = settings.vllm.start_timeout_s if settings.rollout.engine == "vllm" else 0.0
+    last_step, moved_at = -1, time.monotonic() + starting_s
     try:
         with live.Display(settings) as display:
             while not stop.wait(1):

@@ -29,6 +29,8 @@ def show(summary: dict[str, Any], ended: str) -> None:
         f"samples    effective sample ratio {_number(summary['effective_sample_ratio'])}, "
         f"cost per effective sample {_number(summary['cost_per_effective_sample'], 7)}, "
         f"{summary['failed_episodes']} failed episodes kept",
+        f"weights    {summary['probes']['exact']} of {summary['probes']['loads']} loads proven by logprobs, "
+        f"largest difference {_number(summary['probes']['largest_difference'], 7)}",
     )
     for name, check in summary["checks"].items():
         figures = ", ".join(f"{key} {value}" for key, value in check.items() if key != "passed")

@@ -16,6 +16,10 @@ _CPU = {"enforce_eager": True, "block_size": 32, "distributed_executor_backend":
 worker inside the engine's process saves the start of one more."""
 
 
+_CPU_OWNED = {"enable_chunked_prefill": False}
+"""A seeded request that is read in parts ends the CPU engine: its random state cannot be wound back (vLLM 0.32)."""
+
+
 def interpreter(settings: Vllm) -> str:
     """The Python that has vLLM: the setting, else `.venv-vllm` of this checkout, else the one that runs this."""
     return settings.python or (str(_OWN_ENVIRONMENT) if _OWN_ENVIRONMENT.exists() else sys.executable)
@@ -37,8 +41,9 @@ def command(settings: Vllm, folder: Path, port: int, max_tokens: int) -> list[st
         "uvicorn_log_level": "warning",  # not a line for each request
         "worker_extension_cls": "lagoon_reload.Reload",
     }
-    given = {} if has_gpu() else _CPU
-    flags = [_flag(key, value) for key, value in (given | settings.arguments | owned).items()]
+    given, needed = ({}, {}) if has_gpu() else (_CPU, _CPU_OWNED)
+    named = {key.replace("-", "_"): value for key, value in settings.arguments.items()}
+    flags = [_flag(key, value) for key, value in (given | named | needed | owned).items()]
     module = "vllm.entrypoints.openai.api_server"  # the `vllm` command does not find itself in the CPU distribution
     return [interpreter(settings), "-m", module, *(part for flag in flags for part in flag)]
 
