@@ -11,8 +11,6 @@ import aiohttp
 from inference.engines.base import EngineError
 
 _CONTROL_S = 10.0
-_KEEPALIVE_S = 2.0
-"""Below the server's 5 s, so that a connection is never used while the other side closes it."""
 _POLL_S = 0.25
 _SHOWN = 500
 
@@ -22,7 +20,7 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)  # the server closes idle and failed ones at will
         self._session = aiohttp.ClientSession(connector=connector)
 
     async def close(self) -> None:
