@@ -12,6 +12,8 @@ from schemas.errors import WeightStoreError
 from schemas.messages import File, Manifest
 
 MANIFEST = "MANIFEST.json"
+DELTA = ".delta.safetensors"
+"""In place of `.safetensors`: what makes that file of a version out of its parent's."""
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 """A longer `config.json`, `tokenizer_config.json` and the like is refused."""
 
@@ -28,11 +30,11 @@ def describe(folder: Path) -> tuple[File, ...]:
         WeightStoreError: a file that a version may not hold (a pickle, a script, a link, a folder).
     """
     names = sorted(p.name for p in folder.iterdir() if p.name != MANIFEST and not p.name.startswith("."))
-    return tuple(_describe(folder / _checked(name, str(folder))) for name in names)
+    return tuple(describe_file(folder / _checked(name, str(folder))) for name in names)
 
 
 def verify(folder: Path, manifest: Manifest, where: str) -> None:
-    """Prove that `folder` holds what `manifest` says: sizes, SHA-256 of each file, tensor fingerprint.
+    """Prove that `folder` holds the materialised version: sizes, SHA-256 of each file, tensor fingerprint.
 
     Args:
         folder: files of the version; others beside them are not looked at.
@@ -44,42 +46,79 @@ def verify(folder: Path, manifest: Manifest, where: str) -> None:
             or the fingerprint differs.
     """
     check_listed(manifest, where)
-    for file in manifest.files:
-        found = _describe(folder / file.name)
-        if found != file:
-            raise WeightStoreError(
-                f"version {manifest.version}, file {file.name} from {where}: {found.num_bytes} bytes, SHA-256 "
-                f"{found.sha256[:12]}; the manifest says {file.num_bytes} bytes, {file.sha256[:12]}"
-            )
+    for file in manifest.contents:
+        prove(folder / file.name, file, manifest.version, where)
         if file.name.endswith("config.json"):
             _refuse_code(folder / file.name)
         elif file.name.endswith(".json"):
             _refuse_binary(folder / file.name)
-    found = fingerprint_files(folder / f.name for f in manifest.files if f.name.endswith(".safetensors"))
+    found = fingerprint_files(folder / f.name for f in manifest.contents if f.name.endswith(".safetensors"))
     if found != manifest.fingerprint:
         raise WeightStoreError(
             f"version {manifest.version} from {where} has fingerprint {found}; the manifest says {manifest.fingerprint}"
         )
 
 
+def prove(path: Path, file: File, version: int, where: str) -> None:
+    """Prove one file by size and SHA-256.
+
+    Raises:
+        WeightStoreError: it is missing, a link, or not what `file` of the manifest of `version` says.
+    """
+    found = describe_file(path)
+    if (found.num_bytes, found.sha256) != (file.num_bytes, file.sha256):
+        raise WeightStoreError(
+            f"version {version}, file {file.name} from {where}: {found.num_bytes} bytes, SHA-256 {found.sha256[:12]}; "
+            f"the manifest says {file.num_bytes} bytes, {file.sha256[:12]}"
+        )
+
+
+def holds(folder: Path, manifest: Manifest) -> bool:
+    """Whether `folder` holds every file of the materialised version, byte for byte."""
+    try:
+        for file in manifest.contents:
+            prove(folder / file.name, file, manifest.version, str(folder))
+    except WeightStoreError:
+        return False
+    return True
+
+
 def check_listed(manifest: Manifest, where: str) -> None:
     """Refuse a manifest by what it lists, before a byte of it is fetched.
 
     Raises:
-        WeightStoreError: not a full version of plain weights, a file that is not allowed, or one that is listed twice.
+        WeightStoreError: without plain weights, with a file that is not allowed or listed twice, or a delta that says
+            not on what it builds or brings files that are no part of the whole.
     """
-    if manifest.kind != "full" or not any(f.name.endswith(".safetensors") for f in manifest.files):
+    what = f"version {manifest.version} in {where}"
+    whole = {file.name for file in manifest.contents}
+    if not any(n.endswith(".safetensors") for n in whole) or any(n.endswith(DELTA) for n in whole):
         raise WeightStoreError(
-            f"version {manifest.version} in {where} is of kind {manifest.kind} with files "
-            f"{[f.name for f in manifest.files]}; expected a full version with at least one safetensors file"
+            f"{what} is of kind {manifest.kind} with files {sorted(whole)}; expected at least one safetensors file, "
+            "and no delta among them"
         )
-    for name, count in Counter(f.name for f in manifest.files).items():
-        _checked(name, where)
-        if count > 1:
-            raise WeightStoreError(f"version {manifest.version} in {where} lists {name} {count} times; expected once")
+    for names in ([f.name for f in manifest.files], [f.name for f in manifest.whole]):
+        for name, count in Counter(names).items():
+            _checked(name, where)
+            if count > 1:
+                raise WeightStoreError(f"{what} lists {name} {count} times; expected once")
+    if manifest.kind == "delta" and not 0 < (manifest.parent or 0) < manifest.version:
+        raise WeightStoreError(f"{what} is a delta on version {manifest.parent}; expected an earlier one")
+    if manifest.kind == "delta" and (odd := [f.name for f in manifest.files if patched(f) not in whole]):
+        raise WeightStoreError(f"{what} brings {odd}, which are no part of it: {sorted(whole)}")
 
 
-def _describe(path: Path) -> File:
+def patched(file: File) -> str:
+    """The file of the materialised version that `file` of a delta makes."""
+    return file.name.removesuffix(DELTA) + ".safetensors" if file.name.endswith(DELTA) else file.name
+
+
+def describe_file(path: Path) -> File:
+    """Size and SHA-256 of one file.
+
+    Raises:
+        WeightStoreError: it is missing, a link or a folder.
+    """
     if path.is_symlink() or not path.is_file():
         raise WeightStoreError(f"{path} is missing or not a plain file")
     with path.open("rb") as file:

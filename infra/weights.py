@@ -1,50 +1,52 @@
 """The weight store: immutable weight versions, visible when complete, proven when fetched.
 
-<root>/v00000042/    a Hugging Face folder (safetensors, config, tokenizer)
+<root>/v00000042/    a Hugging Face folder (safetensors, config, tokenizer), or what makes it out of the version before
 <root>/v00000042/MANIFEST.json    written last, by a conditional create: a version exists when this does
 """
 
-import errno
 import hashlib
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
 from obstore.exceptions import AlreadyExistsError, BaseError
+from prometheus_client import Counter
 
 from infra.fingerprints import fingerprint, fingerprint_file
 from infra.retries import reason
 from infra.store import exclusive_create_works, local_path, open_store, sync_path
-from infra.weight_files import MANIFEST, check_listed, describe, verify
+from infra.weight_cache import folder_name, materialize
+from infra.weight_files import MANIFEST, check_listed, describe, prove, verify
+from infra.weight_packing import Base, packed
 from schemas.errors import ContractError, WeightStoreError
-from schemas.messages import MAX_MESSAGE_BYTES, Manifest, decode
+from schemas.messages import MAX_MESSAGE_BYTES, File, Manifest, decode
 from schemas.settings import Settings
 
 __all__ = ["MANIFEST", "WeightStore", "describe", "exclusive_create_works", "fingerprint", "fingerprint_file"]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _FOLDER = re.compile(r"v(\d{8})")
+FETCHED = Counter("lagoon_weight_fetched_bytes", "Bytes fetched from the weight store, by kind of version", ["kind"])
 
 
 class WeightStore:
-    """The versions under `uri`, a local folder or an object store."""
+    """The versions under `uri`, a local folder or an object store. Every `full_every`-th is full, as is the first."""
 
-    def __init__(self, uri: str, storage_options: Mapping[str, str] = _NOTHING):
+    def __init__(self, uri: str, storage_options: Mapping[str, str] = _NOTHING, full_every: int = 10):
         folder = local_path(uri)
         self.uri = str(folder) if folder is not None else uri.rstrip("/")
-        self._folder = folder
+        self._folder, self._full_every = folder, full_every
         self._store = open_store(self.uri, storage_options)
         self._complete: set[int] = set()
 
     @classmethod
     def of(cls, settings: Settings) -> "WeightStore":
         """The weight store of a run."""
-        return cls(settings.weights_uri, settings.weights.storage_options)
+        return cls(settings.weights_uri, settings.weights.storage_options, settings.weights.full_every)
 
     def versions(self) -> list[int]:
         """The complete versions, ascending."""
@@ -56,7 +58,7 @@ class WeightStore:
 
     def version_uri(self, version: int) -> str:
         """Where a version lies."""
-        return f"{self.uri}/{_name(version)}"
+        return f"{self.uri}/{folder_name(version)}"
 
     def manifest(self, version: int) -> Manifest:
         """The manifest of a version.
@@ -64,7 +66,7 @@ class WeightStore:
         Raises:
             WeightStoreError: there is none (the version is incomplete), or it is malformed.
         """
-        path = f"{_name(version)}/{MANIFEST}"
+        path = f"{folder_name(version)}/{MANIFEST}"
         self._refuse_links(path)
         try:
             with self._reaching():
@@ -83,51 +85,64 @@ class WeightStore:
         """SHA-256 of the manifest of a version, byte for byte; empty where the version is not complete."""
         try:
             with self._reaching():
-                return hashlib.sha256(bytes(self._store.get(f"{_name(version)}/{MANIFEST}").bytes())).hexdigest()
+                return hashlib.sha256(bytes(self._store.get(f"{folder_name(version)}/{MANIFEST}").bytes())).hexdigest()
         except FileNotFoundError:
             return ""
 
-    def publish(self, folder: Path, manifest: Manifest) -> bool:
+    def publish(self, folder: Path, manifest: Manifest, before: Path | None = None) -> bool:
         """Store the files of `folder` that `manifest` lists, then the manifest, which makes the version visible.
 
-        Left-overs of a publication that a crash cut short are overwritten; files that the manifest does not list are
-        never used.
+        With `before`, a folder that holds the version before, only the difference is stored, where that saves bytes and
+        no full version is due. Left-overs of a publication that a crash cut short are overwritten; files that the
+        manifest does not list are never used.
+
+        Args:
+            folder: the whole version.
+            manifest: of a full version, whatever comes of it.
+            before: the whole of `manifest.parent`.
 
         Returns:
-            False where the same content had been published before.
+            False where the same content had been published before, full or as a delta.
 
         Raises:
             WeightStoreError: `folder` is not what the manifest says, or the version exists with other content.
         """
         verify(folder, manifest, self.uri)
-        name = _name(manifest.version)
+        name = folder_name(manifest.version)
         self._refuse_links(name)
         if self._is_complete(manifest.version):
             return self._already(manifest)
-        for file in manifest.files:
-            self._put(f"{name}/{file.name}", folder / file.name)
-        if not self._create(f"{name}/{MANIFEST}", manifest.to_bytes()):
-            return self._already(manifest)
+        with packed(folder, manifest, self._base(manifest, before)) as pack:
+            for file in pack.manifest.files:
+                self._put(f"{name}/{file.name}", pack.folders[file.name] / file.name)
+            if not self._create(f"{name}/{MANIFEST}", pack.manifest.to_bytes()):
+                return self._already(manifest)
         return True
 
     def fetch(self, version: int, into: Path) -> Path:
-        """Download a version to `into/v00000042` and prove it: sizes, SHA-256 of each file, fingerprint.
+        """The whole of a version in `into/v00000042`, proven: sizes, SHA-256 of each file, fingerprint.
 
-        A folder that is already there is proven again and kept; one that fails is replaced.
+        Of a delta only what is new is downloaded, where `into` holds a version that it builds on.
 
         Raises:
-            WeightStoreError: the version is incomplete, or its content is not what its manifest says.
+            WeightStoreError: the version, or one that it builds on, is incomplete or not what its manifest says.
         """
-        manifest = self.manifest(version)
-        check_listed(manifest, self.uri)
-        target = into / _name(version)
-        if target.exists():
-            try:
-                verify(target, manifest, str(into))
-                return target
-            except WeightStoreError:
-                shutil.rmtree(target)
-        return self._download(manifest, target)
+        return materialize(self, version, into)
+
+    def download(self, manifest: Manifest, file: File, into: Path) -> None:
+        """Download `file` of a version to `into`; what an earlier try left there is completed, not fetched again.
+
+        Raises:
+            WeightStoreError: missing, of another size, or of another SHA-256; then nothing of it stays.
+        """
+        path = f"{folder_name(manifest.version)}/{file.name}"
+        if not into.exists() or into.stat().st_size < file.num_bytes or not file.num_bytes:
+            FETCHED.labels(manifest.kind).inc(self._append(path, into, file.num_bytes))
+        try:
+            prove(into, file, manifest.version, self.uri)
+        except WeightStoreError:
+            into.unlink()
+            raise
 
     def incomplete(self) -> list[int]:
         """Versions with files but without a manifest, ascending: being published, or left by a crash."""
@@ -145,29 +160,28 @@ class WeightStore:
             raise WeightStoreError(f"version {version} is the newest in {self.uri} and stays")
         self._complete.discard(version)
         with self._reaching():
-            files = [item for batch in self._store.list(f"{_name(version)}/") for item in batch]
+            files = [item for batch in self._store.list(f"{folder_name(version)}/") for item in batch]
             files.sort(key=lambda item: not item["path"].endswith(f"/{MANIFEST}"))
             for item in files:
                 with suppress(FileNotFoundError):
                     self._store.delete(item["path"])
         if self._folder is not None:
-            shutil.rmtree(self._folder / _name(version), ignore_errors=True)
+            shutil.rmtree(self._folder / folder_name(version), ignore_errors=True)
         return sum(item["size"] for item in files)
 
-    def _download(self, manifest: Manifest, target: Path) -> Path:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-        temporary.mkdir()
-        try:
-            for file in manifest.files:
-                self._get_file(f"{target.name}/{file.name}", temporary / file.name, file.num_bytes)
-            verify(temporary, manifest, self.uri)
-            (temporary / MANIFEST).write_bytes(manifest.to_bytes())
-            _move(temporary, target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        verify(target, manifest, str(target.parent))
-        return target
+    def _base(self, manifest: Manifest, before: Path | None) -> Base | None:
+        """What a delta may build on; None where the version is to be full."""
+        if before is None or manifest.parent is None or (manifest.version - 1) % self._full_every == 0:
+            return None
+        if not self._is_complete(manifest.parent):
+            return None
+        parent = step = self.manifest(manifest.parent)
+        chain_bytes = 0
+        while step.kind == "delta":
+            check_listed(step, self.uri)
+            chain_bytes += step.num_bytes
+            step = self.manifest(step.parent or 0)
+        return Base(before, parent, chain_bytes)
 
     def _already(self, manifest: Manifest) -> bool:
         stored = self.manifest(manifest.version)
@@ -191,18 +205,19 @@ class WeightStore:
             return True
         try:
             with self._reaching():
-                self._store.head(f"{_name(version)}/{MANIFEST}")
+                self._store.head(f"{folder_name(version)}/{MANIFEST}")
         except FileNotFoundError:
             return False
         self._complete.add(version)
         return True
 
-    def _get_file(self, path: str, into: Path, num_bytes: int) -> None:
-        """Download `path`, but nothing of it where its size is not the one that the manifest says."""
+    def _append(self, path: str, into: Path, num_bytes: int) -> int:
+        """Append what `into` lacks of `path`, of which nothing is taken where its size is not `num_bytes`."""
         self._refuse_links(path)
+        done = into.stat().st_size if into.exists() else 0
         try:
-            with self._reaching(), into.open("wb") as file:
-                found = self._store.get(path)
+            with self._reaching(), into.open("ab") as file:
+                found = self._store.get(path, options={"range": {"offset": done}} if done else None)
                 if found.meta["size"] != num_bytes:
                     raise WeightStoreError(
                         f"{self.uri}/{path} has {found.meta['size']} bytes; the manifest says {num_bytes} bytes"
@@ -211,6 +226,7 @@ class WeightStore:
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
+                return file.tell() - done
         except FileNotFoundError as error:
             raise WeightStoreError(f"{self.uri}/{path} is missing though its manifest lists it") from error
 
@@ -262,18 +278,4 @@ def _parse(body: bytes, what: str) -> Manifest:
 
 
 def _content(manifest: Manifest) -> tuple[object, ...]:
-    files = frozenset((f.name, f.num_bytes, f.sha256) for f in manifest.files)
-    return manifest.kind, manifest.parent, manifest.fingerprint, files
-
-
-def _name(version: int) -> str:
-    return f"v{version:08d}"
-
-
-def _move(folder: Path, target: Path) -> None:
-    try:
-        os.rename(folder, target)
-    except OSError as error:
-        # another process of this machine may have finished the same download first; the caller proves what is there
-        if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
-            raise
+    return manifest.parent, manifest.fingerprint, frozenset((f.name, f.num_bytes, f.sha256) for f in manifest.contents)

@@ -279,13 +279,15 @@ class Probe(Message):
 class Manifest(Message):
     """`MANIFEST.json` of a weight version, written last: a version exists when this does.
 
-    `fingerprint` is the SHA-256 over the sorted (tensor name, dtype, shape, bytes) of the materialised weights.
+    `fingerprint` is the SHA-256 over the sorted (tensor name, dtype, shape, bytes) of the materialised weights. `files`
+    are those in the store. A delta lists in `whole` what its parent and they make together, and is empty otherwise.
     """
 
     version: Count
     parent: int | None = None
     kind: Literal["full", "delta"] = "full"
     files: tuple[File, ...]
+    whole: tuple[File, ...] = ()
     fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
     probe: Probe | None = None
     train_step: Count = 0
@@ -293,3 +295,13 @@ class Manifest(Message):
     mlflow_run: str | None = None
     checkpoint: str | None = None
     created_at: Time
+
+    @property
+    def contents(self) -> tuple[File, ...]:
+        """The files of the materialised version, whether it was published full or as a delta."""
+        return self.whole if self.kind == "delta" else self.files
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the store."""
+        return sum(file.num_bytes for file in self.files)

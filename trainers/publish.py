@@ -74,6 +74,7 @@ class Publisher:
         self._store, self._producer, self._tracking = store, producer, tracking
         self._untold: list[WeightSummary] = []
         self._told = 0
+        self._before: tuple[int, Path] | None = None
         self._log = logger("learner")
 
     def publish(self, checkpoint: Checkpoint) -> None:
@@ -85,15 +86,18 @@ class Publisher:
         published = checkpoint.state.publication
         if published is None:
             return
-        new = self._store.publish(checkpoint.policy, published)
-        self._untold.append(_summary(published))
+        new = self._store.publish(checkpoint.policy, published, self._parent(published))
+        self._before = published.version, checkpoint.policy
+        stored = self._store.manifest(published.version)
+        self._untold.append(_summary(stored))
         self._told = published.version
         self.tell()
         lineage = {"fingerprint": published.fingerprint, "train_step": str(published.train_step)}
         lineage |= {"delta_version": str(published.delta_version), "parent": str(published.parent)}
         self._tracking.weight_version(published.version, self._store.version_uri(published.version), lineage)
         self._tracking.alias("latest", published.version)
-        self._log.info("published", version=published.version, step=published.train_step, new=new)
+        shown = {"kind": stored.kind, "num_bytes": stored.num_bytes, "new": new}
+        self._log.info("published", version=published.version, step=published.train_step, **shown)
 
     def remind(self) -> None:
         """Tell the newest version once more: a log that was lost, or begins anew, has not heard of it."""
@@ -112,6 +116,12 @@ class Publisher:
         for summary in untold:
             self._send(summary)
 
+    def _parent(self, published: Manifest) -> Path | None:
+        """The weights of the version before, where this life has published them and their checkpoint is still there."""
+        if self._before is None or self._before[0] != published.parent or not self._before[1].exists():
+            return None
+        return self._before[1]
+
     def _send(self, summary: WeightSummary) -> None:
         def delivered(error: BrokerError | None) -> None:
             if error is not None:
@@ -126,7 +136,7 @@ def _summary(published: Manifest) -> WeightSummary:
         parent=published.parent,
         kind=published.kind,
         fingerprint=published.fingerprint,
-        num_bytes=sum(file.num_bytes for file in published.files),
+        num_bytes=published.num_bytes,
         train_step=published.train_step,
         mlflow_run=published.mlflow_run,
         created_at=published.created_at,

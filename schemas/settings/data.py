@@ -84,6 +84,8 @@ class Weights(Section):
     poll_s: Seconds = 0.25
     timeout_s: Seconds = 60
     """No readable manifest for this long: dispatch stops and health turns red."""
+    full_every: int = Field(default=10, ge=1, le=100)
+    """Versions from one full snapshot to the next; those in between are deltas where that saves bytes. 1: all full."""
 
 
 class Tracking(Section):
