@@ -8,7 +8,6 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 UV = $(or $(shell command -v uv),build/uv/bin/uv)
 ARGS ?=
 ENGINE ?=
-ENGINE ?=
 ROUNDS ?= 6
 SCENARIOS ?=
 
@@ -22,12 +21,13 @@ setup: .venv/synced  ## install everything into .venv, and Kafka's jars into .la
 	@command -v bwrap >/dev/null || { test "$$(id -u)" = 0 && (apt-get update -qq; apt-get install -qqy bubblewrap) \
 	  >/dev/null 2>&1; } || echo "Code of models runs only under bubblewrap; Debian, Ubuntu: sudo apt-get install bubblewrap"
 
-.venv/synced: requirements.lock pyproject.toml
+.venv/synced: requirements.lock requirements-data.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Lagoon needs Python 3.11 or 3.12; on Debian or Ubuntu:" \
 	  "sudo apt-get install python3.11 python3.11-venv"; exit 1; }
 	@command -v uv >/dev/null || test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv; }
 	@test -x $(BIN)/python || $(UV) venv -q --python $(PYTHON) .venv
 	$(UV) pip sync -q --python $(BIN)/python --require-hashes requirements.lock
+	$(UV) pip install -q --python $(BIN)/python --no-deps --require-hashes -r requirements-data.txt
 	$(UV) pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -18,9 +18,13 @@ def slow(seconds: float) -> float:
     return 1.0
 
 
-def fails() -> None:
+def fails(*arguments: object) -> None:
     raise LookupError("no such reference")
 
 
 def dies() -> None:
     os._exit(1)
+
+
+def seven(*arguments: object) -> float:
+    return 7.0

@@ -29,7 +29,7 @@ class ToolError(Exception):
     """
 
 
-class ToolUnavailable(Exception):
+class ToolUnavailable(Exception):  # noqa: N818  (a state that passes, not a fault)
     """The tool's service cannot be reached or is overloaded; the call may be tried again (`Tool.retries`)."""
 
 
@@ -120,8 +120,11 @@ Build = Callable[[str, int, int, Mapping[str, Any]], Environment]
 """(family, index, seed, options) -> environment. The task depends on these four alone."""
 
 ENVIRONMENTS = {
+    "bfcl": "inference.environments.bfcl:build",
     "calculator": "inference.environments.calculator:build",
     "humaneval": "inference.environments.humaneval:build",
+    "judged": "inference.environments.judged:build",
+    "reasoning-gym": "inference.environments.reasoning_gym:build",
 }
 
 
