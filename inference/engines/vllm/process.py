@@ -12,7 +12,7 @@ from infra.stack.ports import HOST, free_port
 from schemas.settings import Vllm
 
 _END_S = 10.0
-_TAIL = 600
+_TAIL = 300
 
 
 class LocalServer:

@@ -1,0 +1,110 @@
+"""A rollout service whose vLLM server is killed: nothing that was finished is lost, and it goes on by itself."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from inference.outbox import Outbox
+from schemas.names import ErrorKind, Status
+from schemas.settings import Kafka, Settings
+from tests.integration.test_rollout_service import (
+    GROUP_SIZE,
+    INSTANCE,
+    Service,
+    _assert_each_once,
+    _members,
+    _prepare,
+    _received,
+    _send_tasks,
+    _tasks,
+    start,
+)
+from tests.vllm_server import START_S, needs_vllm
+
+__all__ = ["start"]
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, needs_vllm, pytest.mark.timeout(1500)]
+
+
+def test_a_killed_server_costs_the_episodes_in_flight_and_nothing_else(
+    tmp_path: Path, kafka: Kafka, start: Callable[..., Service]
+) -> None:
+    settings = _on_vllm(_prepare(tmp_path, kafka))
+    service = start(settings)
+    _until(lambda: service.health()[0], service)
+    _send_tasks(kafka, range(20))
+    _until(lambda: bool(_received(kafka)), service)
+    server = _server_of(service)
+    os.kill(server, signal.SIGKILL)
+    _until(lambda: not service.health()[0], service)
+    _until(lambda: service.health()[0], service)
+    assert _server_of(service) != server
+    _send_tasks(kafka, range(100, 105))
+    wanted = {t.group_id for t in _tasks([*range(20), *range(100, 105)])}
+    _until(lambda: {g for g, n in _members(kafka).items() if n >= GROUP_SIZE} == wanted, service)
+    assert service.stop() == 0
+
+    messages = _received(kafka)
+    _assert_each_once(messages, Outbox(settings.run.folder / "outbox" / INSTANCE, settings.rollout.outbox_bytes))
+    rows = [r for m in messages for r in m.rows]
+    failed = [r for r in rows if r.status == Status.FAILED]
+    assert {(r.error_kind, r.reward) for r in failed} <= {(ErrorKind.ENGINE, None)}
+    assert all(r.num_prompt_tokens > 0 for r in failed)
+    late = {t.group_id for t in _tasks(range(100, 105))}
+    assert not [r for r in failed if r.group_id in late]
+    assert {s.version for r in rows for s in r.weight_version_spans} == {1}
+
+
+def test_a_killed_service_takes_its_server_along(tmp_path: Path, kafka: Kafka, start: Callable[..., Service]) -> None:
+    service = start(_on_vllm(_prepare(tmp_path, kafka)))
+    _until(lambda: bool(_descendants(service.process.pid)), service)
+    everything = _descendants(service.process.pid)
+    service.kill()
+    _until(lambda: not [pid for pid in everything if _command(pid)], None)
+
+
+def _on_vllm(settings: Settings) -> Settings:
+    values = settings.model_dump()
+    values["rollout"]["engine"], values["rollout"]["episode_timeout_s"] = "vllm", 120
+    values["vllm"]["start_timeout_s"] = START_S
+    return Settings.model_validate(values)
+
+
+def _server_of(service: Service) -> int:
+    """Process id of the vLLM API server: the child of the guard, which is a child of the service."""
+    (server,) = [
+        p for guard in _children(service.process.pid) for p in _children(guard) if b"api_server" in _command(p)
+    ]
+    return server
+
+
+def _descendants(pid: int) -> list[int]:
+    below = _children(pid)
+    return below + [d for child in below for d in _descendants(child)]
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += map(int, listing.read_text().split())
+    return found
+
+
+def _command(pid: int) -> bytes:
+    """The command line of a process; empty for one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _until(condition: Callable[[], bool], service: Service | None) -> None:
+    deadline = time.monotonic() + START_S
+    while not condition():
+        assert service is None or not service.has_ended, "the service has ended"
+        assert time.monotonic() < deadline, f"not within {START_S} s; health: {service and service.health()}"
+        time.sleep(0.2)
