@@ -38,6 +38,7 @@ from schemas.wire import decode as wire_decode
 from schemas.wire import pack
 from tests.rows import row
 from tests.samples import group, message
+from tests.snapshots import Line, fetched
 
 BUCKET = "lagoon"
 WRITERS = 8
@@ -109,6 +110,21 @@ def test_a_version_is_published_listed_and_fetched(options: dict[str, str], tmp_
     assert (store.versions(), store.latest()) == ([1], 1)
     fetched = store.fetch(1, tmp_path / "cache")
     assert fingerprint_file(fetched / "model.safetensors") == manifest.fingerprint
+
+
+def test_a_delta_on_s3_is_fetched_with_its_base_and_a_broken_download_goes_on(options: dict[str, str], tmp_path: Path):
+    line = Line(tmp_path, WeightStore(f"s3://{BUCKET}/weights-d", options))
+    line.publish(1, 2, 3)
+    assert line.kinds() == "fdd"
+    weights = line.folders[1] / "model.safetensors"
+    part = tmp_path / "cache" / ".v00000003.part" / "v00000001" / weights.name
+    part.parent.mkdir(parents=True)
+    part.write_bytes(weights.read_bytes()[:1_000_000])
+    with fetched("full", lambda: line.store.manifest(1).num_bytes - 1_000_000):
+        assert line.is_exact(3, line.store.fetch(3, tmp_path / "cache"))
+    with fetched("full", lambda: 0), fetched("delta", lambda: line.store.manifest(4).num_bytes):
+        line.publish(4)
+        assert line.is_exact(4, line.store.fetch(4, tmp_path / "cache"))
 
 
 def test_a_claim_lies_beside_the_lake_on_s3_and_is_verified(options: dict[str, str]) -> None:

@@ -4,20 +4,26 @@ import asyncio
 import json
 import math
 import random
+import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from inference.engines.base import EngineError, Generation
 from inference.engines.llama import Llama
 from inference.engines.sampler import Request, Sampler, choose
 from inference.engines.torch_engine import TorchEngine
+from infra.weights import WeightStore, describe, fingerprint_file
+from schemas.messages import Manifest
 from schemas.trajectory import WeightVersionSpan
 from tests.policies import VOCABULARY, write_policy
 
+AT = datetime(2026, 1, 1, tzinfo=UTC)
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -207,6 +213,36 @@ def test_tied_weights_are_swapped_with_their_head(tmp_path):
     sampler, prompt = Sampler(Llama(old), 1, 1, 200), _prompt(0)
     sampler.swap(Llama(new), 2)
     assert sampler.logprobs(prompt) == Llama(new).logprobs(prompt)
+
+
+def test_a_delta_of_a_few_embedding_rows_moves_the_tied_head_with_them(tmp_path):
+    # PrimeIntellect-ai/prime-rl#2823
+    old = write_policy(tmp_path / "old", tied=True)
+    new = Path(shutil.copytree(old, tmp_path / "new"))
+    weights = load_file(new / "model.safetensors")
+    weights["model.embed_tokens.weight"][[3, 7, 200]] += 0.5
+    save_file(weights, new / "model.safetensors", {"format": "pt"})
+    folders = {}
+    for kind, before in (("full", None), ("delta", old)):
+        store = WeightStore(str(tmp_path / kind))
+        for version, folder, base in ((1, old, None), (2, new, before)):
+            print_, files = fingerprint_file(folder / "model.safetensors"), describe(folder)
+            made = Manifest(version=version, parent=version - 1 or None, files=files, fingerprint=print_, created_at=AT)
+            assert store.publish(folder, made, base)
+        assert store.manifest(2).kind == kind
+        folders[kind] = store.fetch(2, tmp_path / f"{kind}-cache")
+    full, delta = Llama(folders["full"]), Llama(folders["delta"])
+    assert torch.equal(delta.head, delta.embedding)
+    hidden = torch.randn(5, full.shape.hidden)
+    assert torch.equal(full.logits(hidden), delta.logits(hidden))
+    from transformers import LlamaForCausalLM  # noqa: PLC0415  (slow to import)
+
+    model = LlamaForCausalLM.from_pretrained(folders["delta"])
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+    assert torch.equal(model.lm_head.weight, weights["model.embed_tokens.weight"])
+    sampler = Sampler(Llama(old), 1, 1, 200)
+    sampler.swap(delta, 2)
+    assert sampler.logprobs(_prompt(0)) == full.logprobs(_prompt(0))
 
 
 def test_swaps_lose_no_request_and_end(policy, other):

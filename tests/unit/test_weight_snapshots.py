@@ -1,87 +1,23 @@
 """Versions published as deltas: readers fetch what they lack, and serve nothing that is not what its manifest says."""
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
-from prometheus_client import REGISTRY
 from safetensors.numpy import load_file, save_file
 
 from infra.maintenance.retention import remove_versions
 from infra.weight_files import holds
-from infra.weights import WeightStore, describe, fingerprint_file
+from infra.weights import describe, fingerprint_file
 from schemas.errors import WeightStoreError
-from schemas.messages import File, Manifest
+from schemas.messages import File
 from tests.manifests import flip
-
-AT = datetime(2026, 11, 1, tzinfo=UTC)
-ROWS, COLUMNS = 64, 4096
-DELTA = "model.delta.safetensors"
-
-
-class Line:
-    """Versions of one policy in a store, each a few rows other than the one before: 64 rows of 16 KiB, 1 MiB in all."""
-
-    def __init__(self, root: Path, full_every: int = 10) -> None:
-        self.root, self.store = root, WeightStore(str(root / "store"), full_every=full_every)
-        self.weights = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
-        self.folders: dict[int, Path] = {}
-
-    def make(self, version: int, rows: int = 1, **files: str) -> Manifest:
-        """A version of its own folder, `rows` of it new; the manifest says nothing of deltas."""
-        rng, folder = np.random.default_rng(version), self.root / f"made-{version}"
-        self.weights = self.weights.copy()
-        self.weights[rng.permutation(ROWS)[:rows]] = rng.standard_normal((rows, COLUMNS))
-        folder.mkdir()
-        save_file({"w": self.weights}, folder / "model.safetensors")
-        for name, text in ({"config": "{}", "tokenizer": '{"a": 0}'} | files).items():
-            (folder / f"{name}.json").write_text(text)
-        self.folders[version] = folder
-        return Manifest(
-            version=version,
-            parent=version - 1 or None,
-            files=describe(folder),
-            fingerprint=fingerprint_file(folder / "model.safetensors"),
-            created_at=AT,
-        )
-
-    def publish(self, *versions: int, rows: int = 1, **files: str) -> None:
-        """Versions on those before, as a delta where the store finds that right."""
-        for version in versions:
-            made = self.make(version, rows, **files)
-            assert self.store.publish(self.folders[version], made, self.folders.get(version - 1))
-
-    def kinds(self) -> str:
-        return "".join(self.store.manifest(version).kind[0] for version in self.store.versions())
-
-    def place(self, version: int, name: str = DELTA) -> Path:
-        """A file in the store."""
-        return self.root / "store" / f"v{version:08d}" / name
-
-    def is_exact(self, version: int, folder: Path) -> bool:
-        """Whether `folder` is the version as it was made, all files byte for byte and none beside them."""
-        made = {p.name: p.read_bytes() for p in self.folders[version].iterdir()}
-        return made == {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "MANIFEST.json"}
+from tests.snapshots import DELTA, Line, fetched
 
 
 @pytest.fixture
 def line(tmp_path: Path) -> Line:
     return Line(tmp_path)
-
-
-@contextmanager
-def fetched(kind: str, num_bytes: Callable[[], int]) -> Generator[None]:
-    """Inside, just `num_bytes` are fetched of versions of `kind`."""
-
-    def total() -> float:
-        return REGISTRY.get_sample_value("lagoon_weight_fetched_bytes_total", {"kind": kind}) or 0.0
-
-    before = total()
-    yield
-    assert total() - before == num_bytes()
 
 
 def test_between_full_versions_deltas_are_published_and_give_the_same_files(tmp_path: Path):

@@ -4,10 +4,13 @@ import asyncio
 from pathlib import Path
 
 from inference.engines.base import Engine
-from inference.serving import Server
+from inference.serving import Server, Store
 from inference.weights import WeightFollower
+from infra.weights import WeightStore
 from schemas.settings import Settings
+from tests.manifests import flip
 from tests.rollout_fakes import FakeEngine, FakeStore
+from tests.snapshots import Line
 
 OLD, NEW, NEWER = (-1.0, -2.0), (-1.5, -2.5), (-1.7, -2.7)
 
@@ -15,7 +18,7 @@ OLD, NEW, NEWER = (-1.0, -2.0), (-1.5, -2.5), (-1.7, -2.7)
 class Setup:
     """A follower over a fake store and a fake engine."""
 
-    def __init__(self, folder: Path, store: FakeStore, *, timeout_s: float = 60, max_staleness: int = 3) -> None:
+    def __init__(self, folder: Path, store: Store, *, timeout_s: float = 60, max_staleness: int = 3) -> None:
         settings = Settings.model_validate(
             {"weights": {"timeout_s": timeout_s, "poll_s": 0.01}, "loop": {"max_staleness": max_staleness}}
         )
@@ -54,6 +57,55 @@ def test_a_version_with_a_flipped_byte_is_skipped_and_the_older_one_is_served_un
         store.broken.clear()
         assert await follower.follow()
         assert (follower.serving, follower.fingerprint) == (45, f"{45:064x}")
+
+    asyncio.run(run())
+
+
+def test_no_delta_is_served_on_top_of_one_that_failed(tmp_path: Path) -> None:
+    # THUDM/slime#2104
+    line = Line(tmp_path)
+    for version, logprobs in ((42, OLD), (43, NEW), (44, NEWER)):
+        line.publish(version, logprobs=str(list(logprobs)))
+    assert line.kinds() == "fdd"
+    hidden = [line.place(version).parent.rename(tmp_path / f"hidden-{version}") for version in (43, 44)]
+
+    async def run() -> None:
+        setup = Setup(tmp_path / "cache", WeightStore(line.store.uri))
+        follower = setup.follower
+        assert await follower.follow()
+        for version, folder in zip((43, 44), hidden, strict=True):
+            folder.rename(line.place(version).parent)
+        flip(line.place(43))
+        for _ in range(3):
+            assert not await follower.follow()
+        assert (follower.serving, setup.engine.weight_version, follower.lag) == (42, 42, 2)
+        assert follower.fingerprint == line.store.manifest(42).fingerprint
+        assert await setup.engine.score(()) == list(OLD)
+        assert "version 44 skipped: version 43, file model.delta.safetensors" in follower.warning()
+
+        flip(line.place(43))
+        assert await follower.follow()  # two deltas in one go: the stamp is the version's, no count of updates
+        assert (follower.serving, setup.engine.weight_version, follower.warning()) == (44, 44, "")
+        assert follower.fingerprint == line.store.manifest(44).fingerprint
+        assert await setup.engine.score(()) == list(NEWER)
+
+    asyncio.run(run())
+
+
+def test_a_full_version_ends_what_a_broken_delta_began(tmp_path: Path) -> None:
+    line = Line(tmp_path)
+    for version in (42, 43):
+        line.publish(version, logprobs=str(list(OLD)))
+    flip(line.place(43))
+
+    async def run() -> None:
+        follower = Setup(tmp_path / "cache", line.store).follower
+        assert await follower.follow()
+        assert follower.serving == 42
+        line.publish(44, rows=60, logprobs=str(list(NEW)))
+        assert line.kinds() == "fdf"
+        assert await follower.follow()
+        assert (follower.serving, follower.fingerprint) == (44, line.store.manifest(44).fingerprint)
 
     asyncio.run(run())
 
@@ -108,7 +160,7 @@ def test_versions_in_between_are_passed_over(tmp_path: Path) -> None:
         store.published |= {2: NEW, 3: NEW, 4: NEWER}
         await setup.follower.follow()
         assert setup.follower.serving == 4
-        assert {p.name for p in tmp_path.iterdir()} == {"v00000001", "v00000004"}
+        assert {p.name for p in tmp_path.glob("v*")} == {"v00000001", "v00000004"}
 
     asyncio.run(run())
 
