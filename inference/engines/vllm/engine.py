@@ -150,7 +150,7 @@ class VllmEngine:
         except BaseException as error:
             await client.close()
             await asyncio.to_thread(self._server.stop)
-            self._lost = str(error)
+            self._lost = str(error) or repr(error)
             raise
         self._client, self._served = client, (folder, version)
         self._measuring = asyncio.create_task(self._measure(client), name="vllm metrics")
