@@ -156,6 +156,17 @@ def check_versions(settings: Settings) -> None:
     assert logprobs.tolist() == pytest.approx(list(probe.logprobs), abs=1e-5)
 
 
+def check_deltas(settings: Settings, kafka: Kafka) -> None:
+    """All versions after the first are deltas, over a resume too, are told as such, and give the learner's own file."""
+    store = WeightStore.of(settings)
+    manifests = [store.manifest(version) for version in store.versions()]
+    assert [m.kind for m in manifests] == ["full", *["delta"] * (len(manifests) - 1)]
+    told = {m.version: m for m in Follower(kafka, "weights", WeightSummary, "test-deltas").poll()}
+    assert {v: (m.kind, m.num_bytes) for v, m in told.items()} == {m.version: (m.kind, m.num_bytes) for m in manifests}
+    kept = settings.checkpoints / str(manifests[-1].checkpoint) / "policy" / "model.safetensors"
+    assert (store.fetch(len(manifests), settings.run.folder / "again") / kept.name).read_bytes() == kept.read_bytes()
+
+
 def test_killed_at_any_point_it_goes_on_without_repeating_or_skipping(tmp_path: Path, kafka: Kafka) -> None:
     steps = 15
     settings = prepare(tmp_path, kafka, steps)
@@ -203,11 +214,13 @@ def test_an_empty_buffer_turns_health_red_and_steps_go_on_once_rows_come(tmp_pat
 
 def test_two_ranks_under_zero_2_go_on_from_a_checkpoint_of_one(tmp_path: Path, kafka: Kafka) -> None:
     settings = prepare(tmp_path, kafka, 8)
-    end(begin(tmp_path, ["--learner.num_train_steps=4"]), tmp_path)
+    small = "--learner.learning_rate=1e-7"  # a few bits of each weight change: deltas pay
+    end(begin(tmp_path, ["--learner.num_train_steps=4", small]), tmp_path)
     launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2"]
-    end(begin(tmp_path, ["--learner.zero_stage=2"], launcher=launcher), tmp_path)
+    end(begin(tmp_path, ["--learner.zero_stage=2", small], launcher=launcher), tmp_path)
     check_each_row_was_trained_once(settings, 8)
     check_versions(settings)
+    check_deltas(settings, kafka)
 
 
 def test_on_sigterm_it_saves_and_a_longer_run_goes_on(tmp_path: Path, kafka: Kafka) -> None:
