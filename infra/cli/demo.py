@@ -92,7 +92,7 @@ def _follow(settings: Settings, stop: threading.Event) -> str:
     """Show the loop until the learner has finished; returns why it ended early, or an empty text."""
     supervisor, watch = Supervisor(settings.run.data_dir), Watch(settings)
     starting_s = settings.vllm.start_timeout_s if settings.rollout.engine == "vllm" else 0.0
-    last_step, moved_at = -1, time.monotonic() + starting_s
+    last_step, moved_at = 0, time.monotonic() + starting_s
     try:
         with live.Display(settings) as display:
             while not stop.wait(1):
