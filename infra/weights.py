@@ -173,14 +173,15 @@ class WeightStore:
         """What a delta may build on; None where the version is to be full."""
         if before is None or manifest.parent is None or (manifest.version - 1) % self._full_every == 0:
             return None
-        if not self._is_complete(manifest.parent):
+        try:
+            parent = step = self.manifest(manifest.parent)
+            chain_bytes = 0
+            while step.kind == "delta":
+                check_listed(step, self.uri)
+                chain_bytes += step.num_bytes
+                step = self.manifest(step.parent or 0)
+        except WeightStoreError:  # missing or damaged: a full version is what readers need now
             return None
-        parent = step = self.manifest(manifest.parent)
-        chain_bytes = 0
-        while step.kind == "delta":
-            check_listed(step, self.uri)
-            chain_bytes += step.num_bytes
-            step = self.manifest(step.parent or 0)
         return Base(before, parent, chain_bytes)
 
     def _already(self, manifest: Manifest) -> bool:

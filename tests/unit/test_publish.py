@@ -1,10 +1,12 @@
 """When to publish, what may be in the store, and that publishing twice is harmless."""
 
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from infra.tracking import Tracking
 from infra.weights import WeightStore
@@ -48,6 +50,18 @@ def make(tmp_path: Path, seed: int) -> Checkpoint:
     return Checkpoint(folder, state.model_copy(update={"publication": made}), Cursor())
 
 
+def following(before: Checkpoint, version: int) -> Checkpoint:
+    """The checkpoint after `before`: three rows of the embeddings are others."""
+    folder = before.folder.with_name(f"checkpoint-v{version}")
+    shutil.copytree(before.policy, folder / POLICY)
+    weights = load_file(folder / POLICY / "model.safetensors")
+    weights["model.embed_tokens.weight"][:3] += version
+    save_file(weights, folder / POLICY / "model.safetensors", {"format": "pt"})
+    state = State(step=5 * version, weight_version=version, published_step=5 * version, incarnations=(LIFE,))
+    made = manifest(folder, state, 7, PROBE, NOW)
+    return Checkpoint(folder, state.model_copy(update={"publication": made}), Cursor())
+
+
 def publisher(tmp_path: Path, topic: Topic) -> Publisher:
     tracking = Tracking(load(overrides=["--tracking.enabled=false"]), "test")
     return Publisher(WeightStore(str(tmp_path / "weights")), topic, tracking)  # pyright: ignore[reportArgumentType]
@@ -86,6 +100,38 @@ def test_publishing_again_after_a_crash_only_tells_again(tmp_path: Path, checkpo
         publisher(tmp_path, topic).publish(checkpoint)
     assert WeightStore(str(tmp_path / "weights")).versions() == [1]
     assert len(topic.messages) == 2
+
+
+def test_a_version_on_the_one_published_before_is_a_delta_and_is_told_as_one(
+    tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    topic = Topic()
+    publishing, store = publisher(tmp_path, topic), WeightStore(str(tmp_path / "weights"))
+    second = following(checkpoint, 2)
+    third = following(second, 3)
+    for saved in (checkpoint, second, third):
+        publishing.publish(saved)
+    publisher(tmp_path, topic).publish(third)  # a crash, and a new life: the same version, told again as it is stored
+    assert [store.manifest(version).kind for version in store.versions()] == ["full", "delta", "delta"]
+    told = [decode(WeightSummary, message) for message in topic.messages]
+    assert [(m.version, m.kind, m.parent) for m in told] == [
+        (1, "full", None),
+        (2, "delta", 1),
+        (3, "delta", 2),
+        (3, "delta", 2),
+    ]
+    assert [m.num_bytes for m in told[1:]] == [store.manifest(version).num_bytes for version in (2, 3, 3)]
+
+
+def test_without_the_weights_published_before_a_version_is_full(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    publishing, store = publisher(tmp_path, Topic()), WeightStore(str(tmp_path / "weights"))
+    second = following(checkpoint, 2)
+    third = following(second, 3)
+    publishing.publish(checkpoint)
+    shutil.rmtree(checkpoint.folder)
+    publishing.publish(second)
+    publisher(tmp_path, Topic()).publish(third)
+    assert [store.manifest(version).kind for version in store.versions()] == ["full"] * 3
 
 
 def test_other_content_under_a_published_version_is_refused(tmp_path: Path, checkpoint: Checkpoint) -> None:

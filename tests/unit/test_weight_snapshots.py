@@ -84,6 +84,14 @@ def test_a_folder_that_is_not_the_parent_makes_no_delta(line: Line):
     assert line.kinds() == "ff"
 
 
+def test_on_a_damaged_parent_a_full_version_is_published(line: Line, tmp_path: Path):
+    line.publish(1, 2)
+    line.place(2, "MANIFEST.json").write_text("{}")
+    line.publish(3)
+    assert line.store.manifest(3).kind == "full"
+    assert line.is_exact(3, line.store.fetch(3, tmp_path / "cache"))
+
+
 def test_a_version_published_twice_is_one_version_whether_full_or_delta(line: Line, tmp_path: Path):
     line.publish(1, 2)
     made = line.make(3)

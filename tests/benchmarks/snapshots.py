@@ -1,0 +1,145 @@
+"""What a weight version costs as a delta and in full: bytes, and seconds to publish and to fetch.
+
+python -m tests.benchmarks.snapshots [--model DIR] [--steps 1] [--out bench.jsonl]
+
+A policy takes real AdamW steps in float32, on tokens drawn at random, and is published in the precision given. Three
+kinds of change: `sft` (learning rate 2e-5) and `rl` (1e-6) move all weights, `lora` the query and value projections of
+every second layer by a product of rank 8. The reader holds the version before. The store is a local folder, so seconds
+are those of the processor and the disk; over a network the bytes count. Without --model the policy is the demo's size.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from infra.weight_delta import diff
+from infra.weights import WeightStore, describe, fingerprint_file
+from schemas.messages import Manifest
+from tests.policies import write_policy
+from trainers.policy import export, load_policy
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+RATES = {"rl": 1e-6, "rl-10x": 1e-5, "sft": 2e-5}
+RANK, LENGTH = 8, 64
+
+
+def train(model: PreTrainedModel, rate: float, steps: int) -> None:
+    """AdamW steps on sequences of random tokens."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), weight_decay=0.0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        ids = torch.randint(0, model.config.vocab_size, (2, LENGTH), generator=generator)
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+
+
+@torch.no_grad()
+def adapt(model: PreTrainedModel) -> None:
+    """Add a product of rank 8, a thousandth of the weights' size, to some projections."""
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if name.endswith(("q_proj.weight", "v_proj.weight")) and int(name.split(".")[2]) % 2 == 0:
+            a, b = (torch.randn(n, RANK, generator=generator) for n in weight.shape)
+            weight.add_(a @ b.T, alpha=1e-3 * float(weight.std()))
+
+
+def measure(
+    source: Path, dtype: torch.dtype, change: Callable[[PreTrainedModel], None], root: Path
+) -> dict[str, float]:
+    """Figures of one change of the policy in `source`, published in `dtype`."""
+    model = load_policy(source)
+    old, new = (root / name for name in ("old", "new"))
+    for folder in (old, new):
+        if folder == new:
+            change(model)
+        export(model, _cast(model.state_dict(), dtype), source, folder)
+    del model
+    figures = {"unchanged": _unchanged(old / "model.safetensors", new / "model.safetensors")}
+    made, began = root / "m.delta.safetensors", time.perf_counter()
+    assert diff(old / "model.safetensors", new / "model.safetensors", made, 2**62)
+    figures |= {"diff_s": time.perf_counter() - began, "delta_bytes": made.stat().st_size}
+    figures["full_bytes"] = (new / "model.safetensors").stat().st_size
+    for way, before in (("full", None), ("delta", old)):
+        figures |= {f"{way}_{name}": value for name, value in _travel(root / way, old, new, before).items()}
+    return figures
+
+
+def _travel(root: Path, old: Path, new: Path, before: Path | None) -> dict[str, float]:
+    """Seconds to publish `new`, and to fetch it where `old` is; bytes that moved."""
+    store = WeightStore(str(root / "store"))
+    store.publish(old, _manifest(old, 1))
+    store.fetch(1, root / "cache")
+    manifest, times = _manifest(new, 2), [time.perf_counter()]
+    store.publish(new, manifest, before)
+    times.append(time.perf_counter())
+    folder = store.fetch(2, root / "cache")
+    times.append(time.perf_counter())
+    assert (folder / "model.safetensors").read_bytes() == (new / "model.safetensors").read_bytes()
+    return {
+        "publish_s": times[1] - times[0],
+        "fetch_s": times[2] - times[1],
+        "moved_bytes": store.manifest(2).num_bytes,
+    }
+
+
+def _manifest(folder: Path, version: int) -> Manifest:
+    return Manifest(
+        version=version,
+        parent=version - 1 or None,
+        files=describe(folder),
+        fingerprint=fingerprint_file(folder / "model.safetensors"),
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+def _cast(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def _unchanged(old: Path, new: Path) -> float:
+    """Share of values with equal bits."""
+    before, after = load_file(old), load_file(new)
+    equal = sum(int((before[name] == after[name]).sum()) for name in before)
+    return equal / sum(tensor.numel() for tensor in before.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--steps", type=int, default=1)
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    changes = {kind: lambda model, rate=rate: train(model, rate, options.steps) for kind, rate in RATES.items()}
+    with tempfile.TemporaryDirectory() as scratch:
+        source = options.model or write_policy(Path(scratch) / "policy", hidden=128, layers=4, mlp=384)
+        print("change   precision  unchanged  delta/full     full MB  diff s  publish s full/delta  fetch s full/delta")
+        for kind, change in (changes | {"lora": adapt}).items():
+            for precision, dtype in DTYPES.items() if not options.model else [("bf16", torch.bfloat16)]:
+                found = measure(source, dtype, change, root := Path(scratch) / "case")
+                shutil.rmtree(root)
+                ratio = found["delta_bytes"] / found["full_bytes"]
+                ways = [
+                    f"{found[f'full_{step}_s']:10.2f} / {found[f'delta_{step}_s']:.2f}" for step in ("publish", "fetch")
+                ]
+                shown = f"{found['unchanged']:10.4f} {ratio:11.4f} {found['full_bytes'] / 1e6:11.2f}"
+                print(f"{kind:8} {precision:9} {shown} {found['diff_s']:7.2f}", *ways, flush=True)
+                if options.out:
+                    line = {"name": f"snapshots {kind} {precision}", "value": found["delta_bytes"], "unit": "bytes"}
+                    line |= {"reference": found["full_bytes"], "ratio": round(ratio, 4)}
+                    with open(options.out, "a") as out:
+                        out.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
