@@ -6,13 +6,16 @@ The agent's own failures earn a reward of 0; failures of the infrastructure earn
 import asyncio
 import math
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from inference.conversation import Conversation
 from inference.engines.base import Engine, Generation, request_seed
 from inference.environments.base import Environment, Message, Result, build
 from inference.environments.calls import Call
+from inference.environments.program import Program
 from inference.tokenizer import ChatTokenizer
 from inference.tools import Toolbox, within
 from inference.transcript import Transcript
@@ -138,7 +141,10 @@ class _Episode:
         return self._trajectory(ending)
 
     async def _turns(self) -> Ending:
-        environment = await self._begin()
+        environment = self._begin()
+        if isinstance(environment, Program):
+            return await self._follow(environment)
+        self._prompt(environment)
         for number in range(self.limits.max_turns):
             begun_s = time.perf_counter()
             generation, text = await self._act(number)
@@ -155,38 +161,89 @@ class _Episode:
                 return _truncated(StopReason.CONTEXT)
         return _truncated(StopReason.MAX_TURNS)
 
-    async def _begin(self) -> Environment:
+    async def _follow(self, program: Program) -> Ending:
+        """Let `program` lead; what it asks the agent becomes the turns."""
+        self._reset(program)
+        limits = self.limits
+        talk = Conversation(
+            self.transcript,
+            self.tokenizer,
+            max_turns=limits.max_turns,
+            max_tokens=limits.max_tokens,
+            act=self._act,
+            aside=self._aside,
+        )
+        answer, error = "", None
+        try:
+            answer = await program.converse(talk)
+        except Exception as failure:  # judged below: a program may well break when the agent is refused to it
+            error = failure
+        finally:
+            talk.close()
+        if talk.fault is not None:
+            self.at = ErrorKind.ENGINE
+            raise talk.fault
+        if talk.refused is not None and self.transcript.turns:
+            return _truncated(talk.refused)
+        self.at = ErrorKind.ENVIRONMENT
+        if error is not None and talk.refused is None:
+            raise error
+        if not self.transcript.turns:
+            raise ContractError(f"the program ended without a turn of the agent ({talk.refused or 'it asked nothing'})")
+        ending = await self._answer(program, answer)
+        asides = (Reward("asides", float(talk.num_asides)),) if talk.num_asides else ()
+        return replace(ending, parts=ending.parts + asides)
+
+    def _begin(self) -> Environment:
         task = self.task
-        environment = build(task.environment, task.family, task.index, task.seed, task.options)
-        self.environment = environment
-        messages = environment.reset(request_seed("environment", task.group_id, task.attempt, self.index))
+        self.environment = build(task.environment, task.family, task.index, task.seed, task.options)
+        return self.environment
+
+    def _reset(self, environment: Environment) -> list[Message]:
+        return environment.reset(request_seed("environment", self.task.group_id, self.task.attempt, self.index))
+
+    def _prompt(self, environment: Environment) -> None:
+        messages = self._reset(environment)
         self.transcript.prompt(messages, self.tokenizer.prompt(messages))
         if self._room() < 1:
             raise ContractError(
                 f"the prompt has {len(self.transcript.token_ids)} tokens; rollout.max_tokens is "
                 f"{self.limits.max_tokens}: raise it"
             )
-        return environment
 
-    async def _act(self, number: int) -> tuple[Generation, str]:
-        self.at, begun_s = ErrorKind.ENGINE, time.perf_counter()
+    async def _act(self, number: int, limit: int | None = None) -> tuple[Generation, str]:
+        self.at = ErrorKind.ENGINE
         self.live.sampling(self.engine.weight_version)
+        generation, text = await self._generate(self.id, self.transcript.token_ids, limit, "action", number)
+        self.at = ErrorKind.ENVIRONMENT
+        self.transcript.action(generation, text)
+        return generation, text
+
+    async def _aside(self, prompt: Sequence[int], number: int, limit: int | None) -> tuple[Generation, str]:
+        """Sample after `prompt`, which is no part of the trajectory."""
+        session = f"{self.id}/{number}"
+        try:
+            return await self._generate(session, prompt, limit, "aside", number)
+        finally:
+            self.engine.release(session)
+
+    async def _generate(
+        self, session: str, prompt: Sequence[int], limit: int | None, kind: str, number: int
+    ) -> tuple[Generation, str]:
+        begun_s, most = time.perf_counter(), self.limits.max_turn_tokens
         try:
             generation = await self.engine.generate(
-                self.id,
-                self.transcript.token_ids,
-                max_new_tokens=min(self.limits.max_turn_tokens, self._room()),
+                session,
+                prompt,
+                max_new_tokens=min(limit or most, most, self.limits.max_tokens - len(prompt)),
                 temperature=self.limits.temperature,
                 stop_ids=self.tokenizer.stop_ids,
-                seed=request_seed("action", self.task.group_id, self.task.attempt, self.index, number),
+                seed=request_seed(kind, self.task.group_id, self.task.attempt, self.index, number),
             )
         finally:
             self.engine_s += time.perf_counter() - begun_s
-        self.at = ErrorKind.ENVIRONMENT
         said = generation.token_ids[:-1] if generation.stopped else generation.token_ids
-        text = self.tokenizer.decode(said)
-        self.transcript.action(generation, text)
-        return generation, text
+        return generation, self.tokenizer.decode(said)
 
     def _observe(self, environment: Environment, results: tuple[Result, ...]) -> bool:
         """Let the agent read `results`; False when they leave no room to act on them."""

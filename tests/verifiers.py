@@ -28,3 +28,7 @@ def dies() -> None:
 
 def seven(*arguments: object) -> float:
     return 7.0
+
+
+def reads(output: str, task: dict) -> float:
+    return 10 * len(output.strip()) + task["index"]

@@ -122,9 +122,11 @@ Build = Callable[[str, int, int, Mapping[str, Any]], Environment]
 ENVIRONMENTS = {
     "bfcl": "inference.environments.bfcl:build",
     "calculator": "inference.environments.calculator:build",
+    "external": "inference.environments.external:build",
     "humaneval": "inference.environments.humaneval:build",
     "judged": "inference.environments.judged:build",
     "reasoning-gym": "inference.environments.reasoning_gym:build",
+    "verifiers": "inference.environments.verifiers:build",
 }
 
 

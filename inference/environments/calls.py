@@ -38,6 +38,11 @@ def parse_calls(action: str) -> Sequence[Call | Malformed]:
     return calls
 
 
+def without_calls(action: str) -> str:
+    """The free text of `action`."""
+    return _TAGGED.sub("", action).strip()
+
+
 def explain(malformed: Malformed) -> str:
     """The error that an agent reads for a malformed call, with a bounded echo of what it wrote."""
     text = malformed.text if len(malformed.text) <= MAX_ECHO else malformed.text[:MAX_ECHO] + "..."
