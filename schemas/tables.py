@@ -199,6 +199,10 @@ TRAIN_STEPS = Table(
             column("staleness_mean", F64, "at use, in versions"),
             column("staleness_max", I64, "at use, in versions"),
             column("reward_mean", F64, "of the batch"),
+            column("process_reward_mean", F64, "of the batch's turns, before weight and scale", True),
+            column("process_factor", F64, "what process rewards were multiplied by: weight and scale", True),
+            column("value_loss", F64, "mean over turns; null without a value head", True),
+            column("explained_variance", F64, "by the values before the step; null without a value head", True),
             column("wait_s", F64, "spent waiting for the batch"),
             column("busy_s", F64, "spent computing"),
             column("directive_id", STR, "control directive in force", True),
@@ -229,6 +233,9 @@ TRAIN_SAMPLES = Table(
             column("num_tokens", I64, "all its tokens"),
             column("num_generated_tokens", I64, "its action tokens"),
             column("delta_version", I64, "version of `experience` that it was read at"),
+            column("turn_advantages", pa.list_(F32), "by turn, as trained on", True),
+            column("turn_values", pa.list_(F32), "by turn, before the step; null without a value head", True),
+            column("turn_importance_ratios", pa.list_(F32), "by turn, mean over its tokens", True),
         ]
     ),
 )

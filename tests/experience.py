@@ -35,6 +35,9 @@ class Sample:
     action_mask: Sequence[bool] = (False, True, True)
     behavior_logprobs: Sequence[float] = (0.0, -1.0, -1.0)
     bucket: int | None = None
+    status: str = "completed"
+    turns: Sequence[tuple[int, int, float]] = ()
+    """First token, end and process reward of each."""
 
 
 def experience(samples: Iterable[Sample]) -> pa.Table:
@@ -92,7 +95,7 @@ def _row(sample: Sample) -> dict[str, object]:
         "min_weight_version": sample.version,
         "max_weight_version": sample.version,
         "version_bucket": sample.version if sample.bucket is None else sample.bucket,
-        "status": "completed",
+        "status": sample.status,
         "reward": sample.reward,
         "group_reward_mean": sample.mean,
         "group_reward_std": sample.std,
@@ -101,6 +104,7 @@ def _row(sample: Sample) -> dict[str, object]:
         "token_ids": sample.token_ids,
         "action_mask": sample.action_mask,
         "behavior_logprobs": sample.behavior_logprobs,
+        "turns": [{"action_start": a, "action_end": b, "observation_end": b, "reward": r} for a, b, r in sample.turns],
         "num_generated_tokens": sum(sample.action_mask),
     }
 

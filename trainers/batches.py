@@ -6,6 +6,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainers.credit import Floats
-
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -75,7 +75,8 @@ class MicroBatch:
     """Rows of similar length. Position j of the shifted mask belongs to token j + 1, which token j's logits predict.
 
     `rows` int64 [b]: places in the batch. `token_ids` int32 [b, t], right-padded (under a causal mask padding changes
-    nothing). `action_mask` bool [b, t-1]; the rest per action token, [n], in row-major order of the mask.
+    nothing). `action_mask` bool [b, t-1]; `lengths` int64 [b], without padding; the rest per action token, [n], in
+    row-major order of the mask: `turns` int64 are numbers of turns in the global batch.
     """
 
     rows: Tensor
@@ -84,6 +85,8 @@ class MicroBatch:
     behavior_logprobs: Tensor
     advantages: Tensor
     owners: Tensor
+    turns: Tensor
+    lengths: Tensor
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on `device`."""
@@ -102,21 +105,23 @@ def num_action_tokens(tokens: Tokens) -> Ints:
 
 
 def rank_batches(
-    tokens: Tokens, advantages: NDArray[np.float32], parts: int, rank: int, size: int
+    tokens: Tokens, advantages: NDArray[np.float32], parts: int, rank: int, size: int, turns: Ints | None = None
 ) -> Iterator[MicroBatch]:
     """The micro-batches of rank `rank` of `size`: every size-th row by length, so that all have about as much to do.
 
-    `advantages` [T] has one for each token of `tokens`. `rows` of the micro-batches are places in the global batch.
+    `advantages` and `turns` [T] have one for each token of `tokens`; without `turns` a row is a turn. `rows` of the
+    micro-batches are places in the global batch.
     """
+    if turns is None:
+        turns = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths)
     order = np.argsort(tokens.lengths, kind="stable")[rank::size]
     if not np.array_equal(order, np.arange(len(tokens.lengths))):
-        bounds = tokens.offsets
-        advantages = np.concatenate([advantages[:0], *(advantages[bounds[i] : bounds[i + 1]] for i in order)])
+        advantages, turns = (_reordered(x, tokens.offsets, order) for x in (advantages, turns))
         tokens = tokens.take(order.tolist())
     for part in np.array_split(np.arange(len(order)), parts):
         start, end = (int(part[0]), int(part[-1]) + 1) if len(part) else (0, 0)
         span = slice(tokens.offsets[start], tokens.offsets[end])
-        yield _micro_batch(tokens.slice(start, end), order[part], advantages[span])
+        yield _micro_batch(tokens.slice(start, end), order[part], advantages[span], turns[span])
 
 
 def micro_batches(tokens: Tokens, advantages: NDArray[np.float32], parts: int) -> Iterator[MicroBatch]:
@@ -127,7 +132,12 @@ def micro_batches(tokens: Tokens, advantages: NDArray[np.float32], parts: int) -
     return rank_batches(tokens, advantages, parts, 0, 1)
 
 
-def _micro_batch(tokens: Tokens, rows: Ints, advantages: NDArray[np.float32]) -> MicroBatch:
+def _reordered(values: NDArray[Any], bounds: Ints, order: Ints) -> NDArray[Any]:
+    """The stretches of `values` that belong to the rows `order`, in that order."""
+    return np.concatenate([values[:0], *(values[bounds[i] : bounds[i + 1]] for i in order)])
+
+
+def _micro_batch(tokens: Tokens, rows: Ints, advantages: NDArray[np.float32], turns: Ints) -> MicroBatch:
     actions, bounds = tokens.actions(), tokens.offsets.tolist()
     width = max(int(tokens.lengths.max(initial=0)), 2)
     ids = np.zeros((len(rows), width), np.int32)
@@ -142,6 +152,8 @@ def _micro_batch(tokens: Tokens, rows: Ints, advantages: NDArray[np.float32]) ->
         behavior_logprobs=torch.from_numpy(tokens.behavior_logprobs[actions]),
         advantages=torch.from_numpy(advantages[actions]),
         owners=torch.from_numpy(np.repeat(np.arange(len(rows)), mask.sum(1))),
+        turns=torch.from_numpy(turns[actions]),
+        lengths=torch.from_numpy(tokens.lengths),
     )
 
 

@@ -23,6 +23,7 @@ from pydantic import Field, ValidationError
 from infra import disk
 from schemas.errors import LagoonError
 from schemas.messages import Count, M, Manifest, Message
+from trainers.credit import ProcessScale
 from trainers.stream import Cursor
 
 MANIFEST = "MANIFEST.json"
@@ -61,6 +62,8 @@ class State(Message):
     world_size: int = Field(default=1, ge=1)
     kl_coefficient: float | None = None
     publication: Manifest | None = None
+    value_head: bool = False
+    process_scale: ProcessScale = ProcessScale()
 
 
 class Complete(Message):

@@ -8,9 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from infra.failpoints import hit
 from infra.kafka import Follower, Producer, cluster_id
 from infra.lake import Lake
@@ -23,8 +20,9 @@ from schemas.settings import Settings
 from schemas.topics import CONTROL
 from trainers.batches import Tokens, num_action_tokens
 from trainers.checkpoint import Checkpoint, Checkpoints, Incarnation, State
-from trainers.credit import row_advantages
+from trainers.credit import ProcessScale, Turns, process_weight
 from trainers.directives import Directives
+from trainers.engine import Trained
 from trainers.metrics import summarize
 from trainers.objectives.kl import adapted
 from trainers.publish import Publisher, is_due, manifest
@@ -77,7 +75,7 @@ class Desk:
         self._publisher = Publisher(weights, self._producer, self._tracking)
         self._record = RunRecord(settings, self._lake, weights, cluster_id(settings.kafka))
         self._checkpoints = checkpoints(settings, lease)
-        self._state = _reborn(state, ranks, self._tracking.run_id)
+        self._state = _reborn(state, ranks, settings.credit.baseline == "value", self._tracking.run_id)
         self._saved_step = state.step if found else -1
         self._app_id = f"learner/{self._state.incarnations[-1].name}"
         self._watchdog = Watchdog(self._learner.watchdog_s, time.monotonic())
@@ -108,19 +106,21 @@ class Desk:
             stop.wait(self._learner.poll_s)
         return Order("end", save=self._state.step > self._saved_step)
 
-    def record(self, sums: NDArray[np.float64], grad_norm: float, num_tokens: int, busy_s: float) -> None:
+    def record(self, trained: Trained, num_tokens: int, busy_s: float) -> None:
         """Write down the step that the last order was for."""
         step = self._step
         if step is None:
             raise RuntimeError("no step was ordered")
-        metrics, per_row = summarize(sums)
-        row = step_row(step, metrics, num_tokens, grad_norm, busy_s)
+        metrics, per_row = summarize(trained.sums)
+        row = step_row(step, metrics, trained.turns, num_tokens, trained.grad_norm, busy_s)
         life = self._state.incarnations[-1]
         stamp = lineage(life, self._settings.objective.name, self._tracking.run_id)
-        self._lake.append("train_samples", sample_rows(step, life.name, per_row), self._app_id, step.number)
+        samples = sample_rows(step, life.name, per_row, trained.turns)
+        self._lake.append("train_samples", samples, self._app_id, step.number)
         self._lake.append("train_steps", [row | stamp | {"finished_at": datetime.now(UTC)}], self._app_id, step.number)
         kl = adapted(self._kl, metrics.kl, self._settings.objective.kl_target)
         changes = {"step": step.number, "mlflow_run": self._tracking.run_id, "kl_coefficient": kl}
+        changes |= {"process_scale": step.process_scale}
         self._state = self._state.model_copy(update=changes)
         mismatch = engine_mismatch(step, self._state.published_step, per_row)
         shown = numbers(row | rates(row) | {"engine_mismatch": mismatch})
@@ -218,11 +218,20 @@ class Desk:
         rate = self._learner.learning_rate * orders.learning_rate_scale
         rate *= min(1.0, number / max(self._learner.warmup_steps, 1))
         wait_s = time.monotonic() - self._idle_since
-        published, advantages = version + 1 if publish else None, row_advantages(batch.rows)
-        self._step = Step(number, version, published, rate, orders, batch, advantages, wait_s)
+        published = version + 1 if publish else None
+        made, credit = self._credit(batch, number)
+        self._step = Step(number, version, published, rate, orders, batch, made, *credit, wait_s)
         num_tokens = int(num_action_tokens(batch.tokens).sum())
-        made = signals(batch.rows, batch.tokens, self._settings)
         return Order("train", batch.tokens, made, num_tokens, rate, self._kl, publish, publish)
+
+    def _credit(self, batch: Batch, number: int) -> tuple[Signals, tuple[float, ProcessScale]]:
+        """The signals of `batch`; what its process rewards were multiplied by, and the scale with them in it."""
+        scale, weight = self._state.process_scale, process_weight(number, self._settings.credit)
+        turns = Turns.of(batch.rows, batch.tokens)
+        if weight:
+            scale = scale.after(batch.rows["reward"].to_numpy(), turns.rewards)
+        factor = weight * scale.factor
+        return signals(batch.rows, batch.tokens, turns, self._settings, factor), (factor, scale)
 
 
 def checkpoints(settings: Settings, lease: Lease) -> Checkpoints:
@@ -230,8 +239,8 @@ def checkpoints(settings: Settings, lease: Lease) -> Checkpoints:
     return Checkpoints(settings.checkpoints, settings.learner.keep_checkpoints, lambda: datetime.now(UTC), lease.fence)
 
 
-def _reborn(state: State, world_size: int, mlflow_run: str | None) -> State:
+def _reborn(state: State, world_size: int, value_head: bool, mlflow_run: str | None) -> State:
     """`state` as a new incarnation begins with it."""
     life = Incarnation(name=uuid.uuid4().hex[:12], resumed_from_step=state.step, started_at=datetime.now(UTC))
     changes = {"incarnations": (*state.incarnations, life), "publication": None, "mlflow_run": mlflow_run}
-    return state.model_copy(update=changes | {"world_size": world_size})
+    return state.model_copy(update=changes | {"world_size": world_size, "value_head": value_head})

@@ -5,6 +5,7 @@ divide again by the accumulation steps and by the ranks; `train_step` undoes bot
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,31 @@ from schemas.errors import SettingsError
 from schemas.messages import Probe
 from schemas.settings import Settings
 from trainers.batches import MicroBatch
-from trainers.metrics import COLUMNS, trajectory_sums
+from trainers.critic import Critic
+from trainers.metrics import COLUMNS, TurnMetrics, trajectory_sums
 from trainers.objectives import ActionTokens, evaluate
 from trainers.objectives.aggregate import AGGREGATIONS
 from trainers.objectives.dpo import preferences
 from trainers.policy import Scorer, load_policy
 from trainers.ranks import Ranks
 from trainers.signals import Signals
+from trainers.value_head import ValueScorer
 
 TAG = "deepspeed"
 PROBE_TOKENS, PROBE_STRIDE = 32, 37
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of an optimizer step: `sums` [num_rows, len(COLUMNS)] of all ranks' trajectories.
+
+    `grad_norm` is the norm before clipping, of the policy and, where there is one, its value head.
+    """
+
+    sums: NDArray[np.float64]
+    grad_norm: float
+    turns: TurnMetrics
 
 
 class Engine:
@@ -41,7 +56,7 @@ class Engine:
         """
         if settings.rollout.temperature == 0:
             raise SettingsError("rollout.temperature is 0: greedy rollouts have no distribution to learn from")
-        learner, self._options = settings.learner, settings.objective
+        learner, self._options, credit = settings.learner, settings.objective, settings.credit
         torch.set_num_threads(learner.threads)
         torch.manual_seed(settings.run.seed)
         self._ranks = ranks
@@ -52,10 +67,16 @@ class Engine:
         self._reference = _frozen(starting_policy(settings), settings, ranks.device) if has_reference else None
         decoupled = "ppo" in self._options.names
         self._proximal = _frozen(proximal or policy, settings, ranks.device) if decoupled else None
-        scorer = Scorer(load_policy(policy, _DTYPES[learner.precision]), settings.rollout.temperature)
+        self.has_values = credit.baseline == "value"
+        kind = ValueScorer if self.has_values else Scorer
+        scorer = kind(load_policy(policy, _DTYPES[learner.precision]), settings.rollout.temperature)
         self._deepspeed = _deepspeed()
         config = deepspeed_config(settings, self.parts, ranks.size)
-        self._engine: Any = self._deepspeed.initialize(model=scorer, config=config, dist_init_required=False)[0]
+        groups, self._rates = _parameter_groups(scorer, settings)
+        self._engine: Any = self._deepspeed.initialize(
+            model=scorer, model_parameters=groups, config=config, dist_init_required=False
+        )[0]
+        self._critic = Critic(self._engine, ranks, credit) if self.has_values else None
 
     @property
     def model(self) -> Any:
@@ -69,31 +90,33 @@ class Engine:
 
     def train_step(
         self, batches: Sequence[MicroBatch], signals: Signals, num_tokens: int, learning_rate: float, kl: float
-    ) -> tuple[NDArray[np.float64], float]:
+    ) -> Trained:
         """One optimizer step on this rank's `parts` micro-batches of a global batch.
 
         Args:
-            batches: their `rows` are places in the global batch.
+            batches: their `rows` and `turns` are places in the global batch.
             signals: of the global batch.
             num_tokens: action tokens of the global batch; the one divisor of the loss.
             learning_rate: of this step.
             kl: coefficient of the KL term.
-
-        Returns:
-            Sums [num_rows, len(COLUMNS)] of all ranks' trajectories, and the gradient norm before clipping.
         """
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = learning_rate
+        for group, share in zip(self._engine.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = learning_rate * share
+        batches = [batch.to(self._ranks.device) for batch in batches]
+        if self._critic is not None:
+            self._critic.judge(batches, signals, num_tokens)
         rows = self._row_signals(batches, signals, num_tokens)
         norm, sums = 0.0, torch.zeros(len(rows), len(COLUMNS), dtype=torch.float64, device=self._ranks.device)
+        ratios = torch.zeros(len(signals.turn_advantages), 2, dtype=torch.float64, device=self._ranks.device)
         scale = self._ranks.size / max(num_tokens, 1)  # DeepSpeed averages over ranks; the loss is a sum over them
         for batch in batches:
-            loss, sums[batch.rows] = self._score(batch.to(self._ranks.device), rows, num_tokens, kl)
+            loss, sums[batch.rows] = self._score(batch, rows, num_tokens, kl, ratios)
             self._engine.backward(loss * scale, scale_wrt_gas=False)
             norm = self._plain_norm()
             self._engine.step()
         summed = self._ranks.add(sums)  # each row is one rank's alone
-        return summed.cpu().numpy(), float(self._engine.get_global_grad_norm() or norm)
+        norm = float(self._engine.get_global_grad_norm() or norm)
+        return Trained(summed.cpu().numpy(), norm, self._turn_metrics(signals, self._ranks.add(ratios)))
 
     def anchor(self, tensors: Mapping[str, Tensor]) -> None:
         """Make `tensors`, which are being published, the proximal policy."""
@@ -122,14 +145,22 @@ class Engine:
         torch.save(torch.get_rng_state(), _rng(folder, self._ranks.rank))
         self._ranks.barrier()
 
-    def restore(self, folder: Path, world_size: int) -> bool:
-        """Take up what `save` wrote with `world_size` ranks.
+    def restore(self, folder: Path, world_size: int, had_values: bool = False) -> bool:
+        """Take up what `save` wrote with `world_size` ranks, and with a value head if it `had_values`.
 
         Returns:
-            False where the number of ranks has changed under ZeRO: its optimizer moments then start anew.
+            False where the number of ranks has changed under ZeRO, or a value head has come or gone: optimizer moments
+            then start anew.
         """
-        whole = world_size == self._ranks.size or self._stage == 0
-        self._engine.load_checkpoint(str(folder), tag=TAG, load_optimizer_states=whole, load_lr_scheduler_states=False)
+        alike = had_values == self.has_values
+        whole = alike and (world_size == self._ranks.size or self._stage == 0)
+        self._engine.load_checkpoint(
+            str(folder),
+            tag=TAG,
+            load_module_strict=alike,
+            load_optimizer_states=whole,
+            load_lr_scheduler_states=False,
+        )
         if (rng := _rng(folder, self._ranks.rank)).exists():
             torch.set_rng_state(torch.load(rng, weights_only=True))
         return whole
@@ -138,10 +169,19 @@ class Engine:
         """Let go of DeepSpeed's hooks and buffers."""
         self._engine.destroy()
 
-    def _score(self, batch: MicroBatch, rows: Tensor, num_tokens: int, kl: float) -> tuple[Tensor, Tensor]:
-        """Loss summed over the action tokens, and the sums [b, len(COLUMNS)] of the batch's rows."""
+    def _score(
+        self, batch: MicroBatch, rows: Tensor, num_tokens: int, kl: float, ratios: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss summed over the action tokens, and the sums [b, len(COLUMNS)] of the batch's rows.
+
+        Adds to `ratios` [m, 2] each turn's tokens and importance ratios.
+        """
         kept, success_weights, preferences = rows[batch.rows][batch.owners].unbind(1)
-        logprobs = self._engine(batch.token_ids, batch.action_mask)
+        if self._critic is not None:
+            logprobs, value_loss = self._critic.score(batch)
+            batch = replace(batch, advantages=self._critic.advantages[batch.turns])
+        else:
+            logprobs, value_loss = self._engine(batch.token_ids, batch.action_mask), 0.0
         tokens = ActionTokens(
             logprobs,
             batch.behavior_logprobs,
@@ -155,7 +195,16 @@ class Engine:
         )
         weights = kept * AGGREGATIONS[self._options.aggregation](tokens, num_tokens, len(rows), self._longest)
         terms = evaluate(tokens, weights, self._options, kl)
-        return terms.loss.sum(), trajectory_sums(terms, tokens)
+        ratio = terms.importance_ratio.double()
+        ratios.index_add_(0, batch.turns, torch.stack([torch.ones_like(ratio), ratio], 1))
+        return terms.loss.sum() + value_loss, trajectory_sums(terms, tokens)
+
+    def _turn_metrics(self, signals: Signals, ratios: Tensor) -> TurnMetrics:
+        num_tokens, summed = ratios.cpu().numpy().T
+        mean = summed / np.maximum(num_tokens, 1)
+        if self._critic is None:
+            return TurnMetrics(signals.turn_advantages, mean)
+        return self._critic.metrics(mean)
 
     def _row_signals(self, batches: Sequence[MicroBatch], signals: Signals, num_tokens: int) -> Tensor:
         """Per row of the global batch, float32 [num_rows, 3]: kept, success weight, preference."""
@@ -168,7 +217,7 @@ class Engine:
         log_ratios = torch.zeros(len(signals.kept), device=self._ranks.device)
         if "dpo" not in self._options.names:
             return log_ratios
-        for batch in (b.to(self._ranks.device) for b in batches):
+        for batch in batches:
             with torch.no_grad():
                 moved = self._engine(batch.token_ids, batch.action_mask) - _scored(self._reference, batch)
             log_ratios[batch.rows] = torch.zeros(len(batch.rows), device=moved.device).index_add(0, batch.owners, moved)
@@ -180,7 +229,7 @@ class Engine:
         """The gradient norm at the last micro-batch without ZeRO, where DeepSpeed clips but keeps no norm."""
         if self._stage or not self._engine.is_gradient_accumulation_boundary():
             return 0.0
-        return float(nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None]))
+        return float(nn.utils.get_total_norm([p.grad for p in self._engine.module.parameters() if p.grad is not None]))
 
 
 def deepspeed_config(settings: Settings, parts: int, world_size: int) -> dict[str, Any]:
@@ -200,6 +249,16 @@ def deepspeed_config(settings: Settings, parts: int, world_size: int) -> dict[st
         "bf16": {"enabled": learner.precision == "bf16"},
     }
     return {"steps_per_print": 1_000_000_000} | learner.deepspeed | owned
+
+
+def _parameter_groups(scorer: Scorer, settings: Settings) -> tuple[list[dict[str, Any]], tuple[float, ...]]:
+    """Parameters with a learning rate of their own, and each group's rate as a multiple of the policy's."""
+    groups: list[dict[str, Any]] = [{"params": list(scorer.model.parameters())}]
+    if not isinstance(scorer, ValueScorer):
+        return groups, (1.0,)
+    rate = settings.credit.value_learning_rate
+    groups.append({"params": list(scorer.value_head.parameters()), "lr": rate})
+    return groups, (1.0, rate / settings.learner.learning_rate)
 
 
 def _deepspeed() -> Any:

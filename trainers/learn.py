@@ -20,13 +20,13 @@ from infra.telemetry import Stop, Telemetry, logger, main
 from infra.weights import WeightStore
 from schemas.names import Service
 from schemas.settings import Settings
-from trainers.batches import rank_batches
 from trainers.checkpoint import POLICY, Checkpoint, writing
 from trainers.desk import Desk, Order, checkpoints
 from trainers.engine import Engine, starting_policy
 from trainers.policy import export
 from trainers.ranks import Ranks, prepare_environment
 from trainers.run_record import agreed
+from trainers.signals import share_of
 
 
 def run(settings: Settings | None, telemetry: Telemetry | None, stop: Stop) -> None:
@@ -98,9 +98,10 @@ def start(settings: Settings, ranks: Ranks, found: Checkpoint | None) -> Engine:
     """The engine as `found` left it, or with the starting policy."""
     proximal: Path | None = ranks.share(published(settings, found) if ranks.rank == 0 else None)
     engine = Engine(settings, ranks, found.policy if found else starting_policy(settings), proximal)
-    if found and not engine.restore(found.folder, found.state.world_size):
-        sizes = {"before": found.state.world_size, "now": ranks.size}
-        logger("learner").warning("number of ranks changed under ZeRO: optimizer moments start anew", **sizes)
+    if found and not engine.restore(found.folder, found.state.world_size, found.state.value_head):
+        before = {"ranks_before": found.state.world_size, "value_head_before": found.state.value_head}
+        reason = "optimizer moments start anew: other ranks under ZeRO, or a value head that came or went"
+        logger("learner").warning(reason, **before, ranks=ranks.size, value_head=engine.has_values)
     return engine
 
 
@@ -116,11 +117,11 @@ def train(engine: Engine, ranks: Ranks, desk: Desk | None, order: Order) -> None
     began = time.monotonic()
     if order.tokens is None or order.signals is None:
         raise RuntimeError("an order to train came without a batch")
-    batches = list(rank_batches(order.tokens, order.signals.advantages, engine.parts, ranks.rank, ranks.size))
+    batches = list(share_of(order.tokens, order.signals, engine.parts, ranks.rank, ranks.size))
     with desk.busy() if desk else nullcontext():
-        sums, norm = engine.train_step(batches, order.signals, order.num_tokens, order.learning_rate, order.kl)
+        trained = engine.train_step(batches, order.signals, order.num_tokens, order.learning_rate, order.kl)
     if desk:
-        desk.record(sums, norm, order.num_tokens, time.monotonic() - began)
+        desk.record(trained, order.num_tokens, time.monotonic() - began)
 
 
 def save(settings: Settings, engine: Engine, ranks: Ranks, desk: Desk | None, publish: bool) -> None:

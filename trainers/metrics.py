@@ -30,6 +30,20 @@ class TrajectoryMetrics:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnMetrics:
+    """Per turn of the global batch, [m]: advantages as trained on, mean importance ratios, values before the step.
+
+    `values` are None without a value head, and so are `value_loss` (mean over turns) and `explained_variance`.
+    """
+
+    advantages: NDArray[np.float64]
+    importance_ratios: NDArray[np.float64]
+    values: NDArray[np.float64] | None = None
+    value_loss: float | None = None
+    explained_variance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepMetrics:
     """One optimizer step; means are per action token of the global batch."""
 

@@ -32,7 +32,7 @@ class Scorer(nn.Module):
         super().__init__()
         self.model = model
         self.temperature = temperature
-        self._plain = model.config.model_type in _PLAIN_HEADS
+        self.is_plain = model.config.model_type in _PLAIN_HEADS
 
     def forward(self, token_ids: Tensor, mask: Tensor, temperature: float | None = None) -> Tensor:
         """Logprobs float32 [n] of the tokens `token_ids[:, 1:][mask]`, at `temperature` or the scorer's own.
@@ -41,7 +41,7 @@ class Scorer(nn.Module):
         position j stands for token j + 1, which the logits of token j predict. Logits are only made where the mask is.
         """
         targets = token_ids[:, 1:][mask].long()
-        if self._plain:
+        if self.is_plain:
             hidden = self.model.get_decoder()(input_ids=token_ids[:, :-1], use_cache=False).last_hidden_state
             logits = cast(nn.Module, self.model.get_output_embeddings())(hidden[mask])
         else:

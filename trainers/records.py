@@ -12,16 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.tables import TRAIN_SAMPLES
+from trainers.batches import Floats, Ints
 from trainers.checkpoint import Incarnation
-from trainers.credit import Floats
+from trainers.credit import ProcessScale
 from trainers.directives import Orders
-from trainers.metrics import StepMetrics, TrajectoryMetrics
+from trainers.metrics import StepMetrics, TrajectoryMetrics, TurnMetrics
+from trainers.signals import Signals
 from trainers.stream import Batch, summary
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step was: its number, the version it started from, and the batch with its advantages [n]."""
+    """What a step was: its number, the version it started from, the batch and what it said."""
 
     number: int
     weight_version: int
@@ -29,12 +31,17 @@ class Step:
     learning_rate: float
     orders: Orders
     batch: Batch
-    advantages: Floats
+    signals: Signals
+    process_factor: float
+    process_scale: ProcessScale
     wait_s: float
 
 
-def step_row(step: Step, metrics: StepMetrics, num_tokens: int, grad_norm: float, busy_s: float) -> dict[str, Any]:
+def step_row(
+    step: Step, metrics: StepMetrics, turns: TurnMetrics, num_tokens: int, grad_norm: float, busy_s: float
+) -> dict[str, Any]:
     """The figures of `step` that its row and MLflow share."""
+    process = step.signals.turns.rewards if "turns" in step.batch.rows.column_names else ()
     return {
         "step": step.number,
         "weight_version": step.weight_version,
@@ -47,6 +54,10 @@ def step_row(step: Step, metrics: StepMetrics, num_tokens: int, grad_norm: float
         "learning_rate": step.learning_rate,
         "learning_rate_scale": step.orders.learning_rate_scale,
         **summary(step.batch, step.weight_version),
+        "process_reward_mean": float(np.mean(process)) if len(process) else None,
+        "process_factor": step.process_factor,
+        "value_loss": turns.value_loss,
+        "explained_variance": turns.explained_variance,
         "wait_s": step.wait_s,
         "busy_s": busy_s,
         "directive_id": step.orders.directive_id,
@@ -81,8 +92,9 @@ def lineage(incarnation: Incarnation, objective: str, mlflow_run: str | None) ->
     }
 
 
-def sample_rows(step: Step, incarnation: str, metrics: TrajectoryMetrics) -> pa.Table:
-    """One row per trajectory of `step`."""
+def sample_rows(step: Step, incarnation: str, metrics: TrajectoryMetrics, turns: TurnMetrics) -> pa.Table:
+    """One row per trajectory of `step`; a trajectory's advantage is the mean over its turns."""
+    bounds = step.signals.turns.bounds
     rows, count = step.batch.rows, step.batch.rows.num_rows
     versions = rows["min_weight_version"]
     columns: dict[str, Any] = {
@@ -94,7 +106,7 @@ def sample_rows(step: Step, incarnation: str, metrics: TrajectoryMetrics) -> pa.
         "staleness": pc.subtract(pa.scalar(step.weight_version), versions),
         "use": step.batch.uses,
         "reward": rows["reward"],
-        "advantage": step.advantages,
+        "advantage": _means(turns.advantages, bounds),
         "weight": metrics.weight,
         "importance_ratio_mean": metrics.importance_ratio_mean,
         "importance_ratio_max": metrics.importance_ratio_max,
@@ -102,9 +114,21 @@ def sample_rows(step: Step, incarnation: str, metrics: TrajectoryMetrics) -> pa.
         "num_tokens": step.batch.tokens.lengths,
         "num_generated_tokens": metrics.num_tokens,
         "delta_version": step.batch.delta_versions,
+        "turn_advantages": _lists(turns.advantages, bounds),
+        "turn_values": [None] * count if turns.values is None else _lists(turns.values, bounds),
+        "turn_importance_ratios": _lists(turns.importance_ratios, bounds),
     }
     arrays = [_array(columns[f.name], f.type) for f in TRAIN_SAMPLES.schema]
     return pa.Table.from_arrays(arrays, schema=TRAIN_SAMPLES.delta_schema)
+
+
+def _means(values: Floats, bounds: Ints) -> Floats:
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return (sums[bounds[1:]] - sums[bounds[:-1]]) / np.maximum(np.diff(bounds), 1)
+
+
+def _lists(values: Floats, bounds: Ints) -> pa.ListArray:
+    return pa.ListArray.from_arrays(pa.array(bounds, pa.int32()), pa.array(values, pa.float32()))
 
 
 def _array(values: Any, type_: pa.DataType) -> pa.Array | pa.ChunkedArray:

@@ -1,50 +1,63 @@
 """What the rows of a batch say besides their tokens: advantages, successes, preferences between siblings."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from schemas.names import Status
 from schemas.settings import Settings
-from trainers.batches import Tokens, num_action_tokens, spread
-from trainers.credit import Floats, row_advantages
-
-Ints = NDArray[np.int64]
+from trainers.batches import Floats, Ints, MicroBatch, Tokens, num_action_tokens, rank_batches
+from trainers.credit import BASELINES, Evidence, Turns
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Of a batch of n rows with T tokens in all.
+    """Of a batch of n rows with m turns in all.
 
-    `advantages` float32 [T], one a token; `kept` bool [n], rows that are learned from; `success_weights` float32 [n],
-    whose mean over action tokens is 1 if any row succeeded; `chosen` and `rejected` int64 [p], pairs of siblings.
+    `turn_advantages` float64 [m], zeros where `evidence` is there, from which the engine makes them with its values;
+    `kept` bool [n], rows that are learned from; `success_weights` float32 [n], whose mean over action tokens is 1 if
+    any row succeeded; `chosen` and `rejected` int64 [p], pairs of siblings.
     """
 
-    advantages: NDArray[np.float32]
+    turns: Turns
+    turn_advantages: Floats
     kept: NDArray[np.bool_]
     success_weights: NDArray[np.float32]
     chosen: Ints
     rejected: Ints
+    evidence: Evidence | None = None
 
 
-def signals(rows: pa.Table, tokens: Tokens, settings: Settings) -> Signals:
-    """The signals of `rows`, whose tokens are `tokens`."""
-    rewards: Floats = rows.column("reward").cast(pa.float64()).to_numpy()
-    kept = np.ones(rows.num_rows, np.bool_)
+def signals(rows: pa.Table, tokens: Tokens, turns: Turns, settings: Settings, process_factor: float = 0.0) -> Signals:
+    """The signals of `rows`, whose tokens and turns are `tokens` and `turns`.
+
+    `process_factor` is what process rewards are multiplied by: their weight now, and their scale.
+    """
+    evidence = Evidence.of(rows, turns, process_factor)
+    kept = np.isfinite(evidence.outcomes)
     if settings.objective.mask_truncated:
-        kept = np.array(rows.column("status").to_pylist()) != Status.TRUNCATED
-    chosen, rejected = pairs(rows.column("group_id").to_pylist(), rewards)
-    successes = rewards >= settings.loop.success_reward
+        kept &= ~evidence.truncated
+    chosen, rejected = pairs(rows.column("group_id").to_pylist(), evidence.outcomes)
+    baseline = BASELINES.get(settings.credit.baseline)
     return Signals(
-        advantages=spread(row_advantages(rows), tokens),
+        turns=turns,
+        turn_advantages=baseline(evidence, settings.credit) if baseline else np.zeros(len(evidence.process)),
         kept=kept,
-        success_weights=_success_weights(successes, num_action_tokens(tokens)),
+        success_weights=_success_weights(evidence.outcomes >= settings.loop.success_reward, num_action_tokens(tokens)),
         chosen=chosen,
         rejected=rejected,
+        evidence=None if baseline else evidence,
     )
+
+
+def share_of(tokens: Tokens, signals: Signals, parts: int, rank: int, size: int) -> Iterator[MicroBatch]:
+    """The micro-batches of rank `rank` of `size`, with each action token's advantage and turn."""
+    turns = signals.turns
+    advantages = turns.spread(signals.turn_advantages, tokens)
+    return rank_batches(tokens, advantages, parts, rank, size, turns.of_tokens(len(tokens.token_ids)))
 
 
 def pairs(group_ids: list[str], rewards: Floats) -> tuple[Ints, Ints]:

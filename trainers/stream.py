@@ -37,11 +37,15 @@ SCALARS = (
     "reward",
     "group_reward_mean",
     "group_reward_std",
+    "group_num_rewards",
 )
 TOKENS = ("token_ids", "action_mask", "behavior_logprobs")
-COLUMNS = [*SCALARS, *TOKENS, "ingested_at"]
-"""Columns that are read from the lake."""
 _GONE = (Event.EVICTED, Event.EXPIRED)
+
+
+def columns(settings: Settings) -> list[str]:
+    """What is read from the lake; `turns`, the most costly column, only where credit asks for it."""
+    return [*SCALARS, *TOKENS, "ingested_at", *(["turns"] if settings.credit.reads_turns else [])]
 
 
 class Cursor(Message):
@@ -91,10 +95,11 @@ class ExperienceStream:
         self.dropped = {"stale": 0, "unscored": 0, "evicted": 0, "too_long": 0}
         self.too_long: tuple[str, ...] = ()
         self._max_positions = max_positions
-        self._experience = Tail(lake, "experience", cursor.experience_version, COLUMNS)
+        self._columns = columns(settings)
+        self._experience = Tail(lake, "experience", cursor.experience_version, self._columns)
         self._offsets = dict(cursor.offsets)
-        columns = ["trajectory_id", "event", "min_weight_version", "topic", "partition", "offset"]
-        self._ledger = Tail(lake, "ledger", cursor.ledger_version, columns)
+        names = ["trajectory_id", "event", "min_weight_version", "topic", "partition", "offset"]
+        self._ledger = Tail(lake, "ledger", cursor.ledger_version, names)
         self._rebuild(cursor)
 
     @property
@@ -206,7 +211,7 @@ class ExperienceStream:
         handle = self._lake.table("experience")
         handle.update_incremental()
         wanted = (ds.field("version_bucket") >= cursor.oldest_bucket) & ds.field("trajectory_id").isin(ids)
-        rows = handle.to_pyarrow_dataset().to_table(columns=COLUMNS, filter=wanted)
+        rows = handle.to_pyarrow_dataset().to_table(columns=self._columns, filter=wanted)
         if rows.num_rows < len(ids):
             missing = sorted(set(ids) - set(rows["trajectory_id"].to_pylist()))
             raise LakeError(
@@ -233,7 +238,8 @@ def _bucket(values: Mapping[str, str | None]) -> int:
 
 
 def _chunk(rows: pa.Table) -> Chunk:
-    return Chunk(rows.select(SCALARS).combine_chunks(), Tokens.of(rows))
+    kept = [name for name in rows.column_names if name in SCALARS or name == "turns"]
+    return Chunk(rows.select(kept).combine_chunks(), Tokens.of(rows))
 
 
 def _batch(chosen: Sequence[Live], delta_version: int, oldest: int) -> Batch:

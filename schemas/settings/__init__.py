@@ -5,6 +5,7 @@ environment (see `Kafka.secrets`), never from a file. The resolved settings are 
 """
 
 from schemas.settings.base import Section, is_secret
+from schemas.settings.credit import Credit
 from schemas.settings.data import Family, Kafka, Lake, Run, Tracking, Weights
 from schemas.settings.load import ENVIRONMENT_FILE, current, load
 from schemas.settings.loops import Curate, Dispatch, Evaluator, Learner, Loop, Policy, Rollout
@@ -16,6 +17,7 @@ from schemas.settings.whole import Settings
 __all__ = [
     "ENVIRONMENT_FILE",
     "Cost",
+    "Credit",
     "Curate",
     "Dispatch",
     "Evaluator",

@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import model_validator
 
 from schemas.settings.base import Section
+from schemas.settings.credit import Credit
 from schemas.settings.data import Family, Kafka, Lake, Run, Tracking, Weights
 from schemas.settings.loops import Curate, Dispatch, Evaluator, Learner, Loop, Policy, Rollout
 from schemas.settings.objective import Objective
@@ -28,6 +29,7 @@ class Settings(Section):
     vllm: Vllm = Vllm()
     learner: Learner = Learner()
     objective: Objective = Objective()
+    credit: Credit = Credit()
     evaluator: Evaluator = Evaluator()
     policy: Policy = Policy()
     cost: Cost = Cost()

@@ -24,9 +24,9 @@ from infra.lake import Lake
 from schemas.settings import Settings, load
 from schemas.tables import EXPERIENCE
 from tests.experience import Sample, experience
-from trainers.batches import rank_batches
-from trainers.signals import signals
-from trainers.stream import COLUMNS, ExperienceStream
+from trainers.credit import Turns
+from trainers.signals import share_of, signals
+from trainers.stream import ExperienceStream, columns
 
 BATCH, COMMIT, PARTS = 128, 256, 4
 
@@ -70,19 +70,19 @@ def compare(lake: Lake, settings: Settings, runs: int) -> dict[str, float]:
     """Trajectories per second of both, each in its best of `runs` alternating runs."""
     seconds: dict[str, list[float]] = {"assembly": [], "parquet": []}
     for _ in range(runs):
-        seconds["parquet"].append(_timed(lambda: read(lake)))
+        seconds["parquet"].append(_timed(lambda: read(lake, settings)))
         seconds["assembly"].append(_timed(lambda: assemble(lake, settings)))
-    rows = read(lake)
+    rows = read(lake, settings)
     return {name: rows / min(values) for name, values in seconds.items()}
 
 
-def read(lake: Lake) -> int:
+def read(lake: Lake, settings: Settings) -> int:
     """The reference: all rows' payload from Parquet."""
     rows = 0
     for path in sorted(Path(lake.table_uri(EXPERIENCE.name)).rglob("*.parquet")):
         with pq.ParquetFile(path) as file:
             present = set(file.schema_arrow.names)
-            rows += file.read([name for name in COLUMNS if name in present]).num_rows
+            rows += file.read([name for name in columns(settings) if name in present]).num_rows
     return rows
 
 
@@ -93,8 +93,8 @@ def assemble(lake: Lake, settings: Settings) -> int:
         stream.poll(1)
         if (batch := stream.take(1)) is None:
             return rows
-        made = signals(batch.rows, batch.tokens, settings)
-        for part in rank_batches(batch.tokens, made.advantages, PARTS, 0, 1):
+        made = signals(batch.rows, batch.tokens, Turns.of(batch.rows, batch.tokens), settings)
+        for part in share_of(batch.tokens, made, PARTS, 0, 1):
             rows += len(part.rows)
 
 

@@ -2,27 +2,34 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from schemas.settings import Settings, load
 from tests.experience import table
-from trainers.batches import Tokens, num_action_tokens, rank_batches, spread
+from trainers.batches import Tokens, num_action_tokens
+from trainers.credit import Evidence, Turns
 from trainers.engine import Engine
 from trainers.metrics import summarize
 from trainers.ranks import Ranks, prepare_environment
-from trainers.signals import Signals
+from trainers.signals import Signals, share_of
 
 LEARNING_RATE = 1e-2
 SPLITS = [("grpo", stage, parts) for stage, parts in ((0, 1), (0, 2), (0, 4), (1, 1), (1, 2), (1, 4), (2, 2), (3, 2))]
+VALUE, STEPS = "value", 4
+VALUES = [(VALUE, stage, parts) for stage, parts in ((1, 1), (0, 4), (1, 4), (3, 2))]
 OTHERS = [(name, 1, parts) for name in ("ppo", "gspo", "dpo") for parts in (1, 4)]
 
 
 def settings_of(objective: str, stage: int, parts: int, policy: Path) -> Settings:
     """Everything that depends on the whole batch is on for all but the plain objective."""
     options = {"learner.zero_stage": stage, "learner.micro_batches": parts, "loop.batch_size": 8}
-    options |= {"loop.group_size": 1, "objective.name": objective, "policy.path": policy, "learner.max_grad_norm": 1e6}
+    name, baseline = ("grpo", "value") if objective == VALUE else (objective, "group")
+    options |= {"loop.group_size": 1, "objective.name": name, "policy.path": policy, "learner.max_grad_norm": 1e6}
+    options |= {"credit.baseline": baseline, "credit.value_learning_rate": 1e-5}  # the policy's: equal rates
     more = {"objective.kl": 0.1, "objective.aggregation": "sequence", "objective.negative_shift": 0.5}
     options |= {"objective.kl": 0.0} if objective == "grpo" else more
     return load(overrides=[f"--{name}={value}" for name, value in options.items()])
@@ -41,17 +48,32 @@ def uneven() -> tuple[Tokens, np.ndarray]:
 def signals_of(tokens: Tokens, advantages: np.ndarray) -> Signals:
     """Two pairs that no micro-batch of two rows holds together, and successes of both ends of the lengths."""
     successes = np.where(np.isin(np.arange(8), (0, 7)), 2.0, 0.0).astype(np.float32)
-    return Signals(spread(advantages, tokens), np.ones(8, np.bool_), successes, np.array([0, 6]), np.array([7, 1]))
+    turns = Turns.of(pa.table({}), tokens)
+    kept, best, worst = np.ones(8, np.bool_), np.array([0, 6]), np.array([7, 1])
+    return Signals(turns, advantages[turns.owners], kept, successes, best, worst)
+
+
+def judged(signals: Signals, outcomes: np.ndarray) -> Signals:
+    """The same with what a value head judges by: some rows are cut off, one is not learned from."""
+    turns, size = signals.turns, len(outcomes)
+    process = np.cos(np.arange(len(turns.starts)))
+    nothing, groups, truncated = np.zeros(size), np.zeros(size, np.int64), np.arange(size) % 3 == 0
+    evidence = Evidence(turns, outcomes, nothing, nothing, nothing, groups, process, truncated)
+    return replace(signals, evidence=evidence, kept=np.arange(size) != 4)
 
 
 def figures(ranks: Ranks, policy: Path, objective: str, stage: int, parts: int) -> dict[str, object]:
-    """Loss, gradient norm and weights after one step."""
+    """Loss, gradient norm and weights after one step, or of the last of some with a value head."""
     tokens, advantages = uneven()
     settings = settings_of(objective, stage, parts, policy)
     engine = Engine(settings, ranks, policy)
     total, signals = int(num_action_tokens(tokens).sum()), signals_of(tokens, advantages)
-    batches = list(rank_batches(tokens, signals.advantages, engine.parts, ranks.rank, ranks.size))
-    sums, norm = engine.train_step(batches, signals, total, LEARNING_RATE, settings.objective.kl)
+    signals = judged(signals, advantages) if objective == VALUE else signals
+    batches = list(share_of(tokens, signals, engine.parts, ranks.rank, ranks.size))
+    for _ in range(STEPS - 1 if objective == VALUE else 0):
+        engine.train_step(batches, signals, total, LEARNING_RATE, settings.objective.kl)
+    trained = engine.train_step(batches, signals, total, LEARNING_RATE, settings.objective.kl)
+    turns = trained.turns
     weights = {name: float(x.double().sum()) for name, x in engine.tensors().items()}
     logprobs = engine.probe().logprobs
     engine.close()
@@ -59,8 +81,12 @@ def figures(ranks: Ranks, policy: Path, objective: str, stage: int, parts: int) 
         "objective": objective,
         "stage": stage,
         "parts": parts,
-        "loss": summarize(sums)[0].loss,
-        "norm": norm,
+        "loss": summarize(trained.sums)[0].loss,
+        "norm": trained.grad_norm,
+        "advantages": turns.advantages.tolist(),
+        "values": None if turns.values is None else turns.values.tolist(),
+        "value_loss": turns.value_loss,
+        "explained_variance": turns.explained_variance,
         "weights": weights,
         "probe": logprobs,
     }
@@ -70,7 +96,7 @@ def main(policy: str, out: str) -> None:
     """Write the figures of all splits to `out`."""
     prepare_environment()
     ranks = Ranks()
-    found = [figures(ranks, Path(policy), *split) for split in (*SPLITS, *OTHERS)]
+    found = [figures(ranks, Path(policy), *split) for split in (*SPLITS, *OTHERS, *VALUES)]
     if ranks.rank == 0:
         Path(out).write_text(json.dumps(found))
     ranks.close()

@@ -67,6 +67,11 @@ def test_all_splits_agree_with_plain_torch_on_the_whole_batch(policy: Path, tmp_
         assert all(x["norm"] == pytest.approx(one["norm"], rel=1e-5) for x in splits), name
         assert all(x["loss"] == pytest.approx(one["loss"], rel=1e-5, abs=1e-7) for x in splits), name
         assert one["norm"] > 0, name
+    judged = [x for x in figures if x["objective"] == engine_figures.VALUE]
+    assert all(x["values"] == pytest.approx(judged[0]["values"], rel=1e-4, abs=1e-5) for x in judged)
+    assert all(x["advantages"] == pytest.approx(judged[0]["advantages"], rel=1e-4, abs=1e-5) for x in judged)
+    assert np.std(judged[0]["values"]) > 0.01  # it has begun to tell turns apart
+    assert not any("value" in name for name in judged[0]["weights"])  # a published policy has no value head
 
 
 def test_loss_of_uneven_micro_batches_is_not_divided_again(policy: Path) -> None:

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from tests.experience import action_tokens, table, terms_of
 from trainers.batches import MicroBatch, Tokens, micro_batches, spread
+from trainers.credit import ProcessScale, Turns
 from trainers.directives import Orders
 from trainers.metrics import COLUMNS, StepMetrics, kish, summarize, trajectory_sums
 from trainers.records import Step, engine_mismatch, rates
 from trainers.reports import alarms
+from trainers.signals import Signals
 from trainers.stream import Batch
 
 
@@ -92,7 +94,9 @@ def test_engine_mismatch_is_measured_at_equal_weights_only() -> None:
     # step 6 follows the publication of version 3 after step 5; only the row that version 3 sampled counts
     rows = pa.table({"min_weight_version": [3, 2]})
     batch = Batch(rows, table([([1, 2], [False, True], [0.0, 0.0])] * 2), (1, 1), (0, 0), 0)
-    step = Step(6, 3, None, 1e-4, Orders(), batch, np.zeros(2), 0.0)
+    none = np.zeros(0, np.int64)
+    made = Signals(Turns.of(rows, batch.tokens), np.zeros(2), np.ones(2, np.bool_), np.zeros(2, np.float32), none, none)
+    step = Step(6, 3, None, 1e-4, Orders(), batch, made, 0.0, ProcessScale(), 0.0)
     sums = np.zeros((2, len(COLUMNS)))
     sums[:, COLUMNS.index("num_tokens")] = 2
     sums[:, COLUMNS.index("log_ratio_abs")] = [0.5, 9.0]

@@ -13,8 +13,8 @@ from schemas.names import Event
 from schemas.settings import Settings, load
 from tests.experience import Sample, group, leave, put
 from tests.rows import row
-from trainers.batches import rank_batches, spread
-from trainers.credit import row_advantages
+from trainers.credit import Turns
+from trainers.signals import share_of, signals
 from trainers.stream import Batch, Cursor, ExperienceStream
 
 
@@ -107,11 +107,12 @@ def test_every_rank_count_trains_the_same_sequence(lake: Lake) -> None:
     stream.poll(1)
     batch = stream.take(1)
     assert batch is not None
+    made = signals(batch.rows, batch.tokens, Turns.of(batch.rows, batch.tokens), settings_of(8))
     for size in (1, 2, 3):
         places = [
             int(place)
             for rank in range(size)
-            for part in rank_batches(batch.tokens, spread(row_advantages(batch.rows), batch.tokens), 2, rank, size)
+            for part in share_of(batch.tokens, made, 2, rank, size)
             for place in part.rows
         ]
         assert sorted(places) == list(range(8))

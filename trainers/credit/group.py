@@ -1,12 +1,13 @@
-"""Credit: how much better than its siblings a trajectory was, from its group's statistics."""
+"""Credit against the whole closed group, one advantage a trajectory."""
 
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from schemas.settings import Credit
+from trainers.batches import Floats
+from trainers.credit.evidence import Evidence
 
 STD_OFFSET = 1e-4
 """Added to the standard deviation, so that an almost constant group cannot blow up."""
@@ -39,27 +40,24 @@ def group_advantages(rewards: Floats, means: Floats, stds: Floats) -> Floats:
     The statistics are those of each row's whole closed group, stale and dropped siblings included, so rows of one
     group may be trained in different steps. Source: GRPO, Shao et al. 2024 (arXiv 2402.03300), section 4.1.2.
     """
-    signal = _varied(means, stds) & np.isfinite(rewards)
-    raw = (rewards - means) / (np.where(signal, stds, 1.0) + STD_OFFSET)
-    return np.where(signal, raw, 0.0)
+    return scaled(rewards - means, means, stds)
 
 
-def leave_one_out_advantages(rewards: Floats, means: Floats, nums: NDArray[np.integer]) -> Floats:
-    """Advantages [n] = reward - mean of the siblings; 0 where there is none.
+def scaled(differences: Floats, means: Floats, stds: Floats) -> Floats:
+    """`differences` [n] / (std + 1e-4); exactly 0 where the group's deviation is no signal, or something is missing."""
+    signal = np.isfinite(means) & np.isfinite(stds) & (stds > _CONSTANT * np.maximum(1.0, np.abs(means)))
+    signal = signal & np.isfinite(differences)
+    return np.where(signal, differences / (np.where(signal, stds, 1.0) + STD_OFFSET), 0.0)
 
-    With m the mean over k rewards, r - (k m - r) / (k - 1) = (r - m) k / (k - 1). Source: RLOO, Ahmadian et al. 2024
-    (arXiv 2402.14740), equation 8.
+
+def group(evidence: Evidence, options: Credit) -> Floats:
+    """Per turn, [m]: (R - mean + P) / std, or without the division (Dr. GRPO, arXiv 2503.20783, equation 3).
+
+    R is the trajectory's outcome, mean and std are of its whole closed group, P what its process rewards still add up
+    to, each less the siblings' mean (GRPO, arXiv 2402.03300, section 4.1.3).
     """
-    siblings = np.asarray(nums, np.float64)
-    signal = (siblings > 1) & np.isfinite(rewards) & np.isfinite(means)
-    return np.where(signal, (rewards - means) * siblings / np.maximum(siblings - 1, 1), 0.0)
-
-
-def row_advantages(rows: pa.Table) -> Floats:
-    """Advantages [n] of `rows`, each from its own group columns."""
-    names = ("reward", "group_reward_mean", "group_reward_std")
-    return group_advantages(*(rows.column(name).cast(pa.float64()).to_numpy() for name in names))
-
-
-def _varied(means: Floats, stds: Floats) -> NDArray[np.bool_]:
-    return np.isfinite(means) & np.isfinite(stds) & (stds > _CONSTANT * np.maximum(1.0, np.abs(means)))
+    e, owners = evidence, evidence.turns.owners
+    differences = (e.outcomes - e.means)[owners] + e.centered_process_to_go(options.gamma)
+    if options.std:
+        return scaled(differences, e.means[owners], e.stds[owners])
+    return np.nan_to_num(differences, nan=0.0)
