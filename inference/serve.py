@@ -15,12 +15,14 @@ from schemas.errors import LagoonError
 from schemas.names import Service
 from schemas.settings import Settings
 
+_STOP_POLL_S = 0.2
+
 
 async def serve(service: RolloutService, stop: Stop) -> None:
     """Roll out until `stop` is set; then finish what runs and send what is finished."""
     try:
         async with asyncio.TaskGroup() as verbs:
-            verbs.create_task(_repeat(service.follow_weights, stop))
+            verbs.create_task(_repeat(lambda: _follow(service, stop), stop))
             verbs.create_task(_repeat(service.pull_tasks, stop))
             verbs.create_task(_repeat(service.send_episodes, stop))
             verbs.create_task(_repeat(service.hear_orders, stop))
@@ -33,6 +35,17 @@ async def serve(service: RolloutService, stop: Stop) -> None:
 async def _repeat(verb: Callable[[], Awaitable[None]], stop: Stop) -> None:
     while not stop:
         await verb()
+
+
+async def _follow(service: RolloutService, stop: Stop) -> None:
+    """Follow the weights. A start of the engine, which may take minutes, is not waited for once `stop` is set."""
+    following = asyncio.ensure_future(service.follow_weights())
+    while not following.done():
+        await asyncio.wait({following}, timeout=_STOP_POLL_S)
+        if stop and not service.can_sample:
+            following.cancel()
+    if not following.cancelled():
+        following.result()
 
 
 def open_outbox(settings: Settings, instance: str) -> Outbox:

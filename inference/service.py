@@ -178,6 +178,11 @@ class RolloutService:
             self.log.warning("usage not sent", error=str(error))
 
     @property
+    def can_sample(self) -> bool:
+        """Whether an engine runs that episodes could be with."""
+        return self.weights.serving > 0 and not self.server.fault
+
+    @property
     def _room(self) -> int:
         """Episodes that could begin at once; none while requests wait for tokens of the budget."""
         return 0 if self.budget.is_spent else self.rollouts.room
