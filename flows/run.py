@@ -105,8 +105,9 @@ def reason_of(error: BaseException | None) -> LagoonError | None:
     """The LagoonError inside what Bytewax raises around it, or that stands for an error of its own; else None."""
     if "routing map" in str(error):
         return SettingsError(
-            f"the recovery store holds partitions that the flow no longer has ({error}); lake.sink_partitions and "
-            "kafka.partitions may grow but never shrink within a run: set the old value again, or start a new run"
+            f"the recovery store holds partitions that the flow no longer has ({error}); within a run "
+            "lake.sink_partitions may grow but never shrink, and kafka.partitions stays: set the old value again, or "
+            "start a new run"
         )
     while error is not None and not isinstance(error, LagoonError):
         error = error.__cause__ or error.__context__

@@ -123,6 +123,13 @@ def lake(settings: Settings) -> Finding:
     return _store(settings.lake_uri, settings.lake.storage_options)
 
 
+def claims(settings: Settings) -> Finding:
+    """A claims store of its own where only one of several writers wins."""
+    if not settings.lake.claims_uri:
+        return Finding("in the lake: lake.claims_uri is not set")
+    return _store(settings.claims_uri, settings.lake.storage_options)
+
+
 def weight_store(settings: Settings) -> Finding:
     """A weight store where only one of several writers wins."""
     return _store(settings.weights_uri, settings.weights.storage_options)
@@ -166,6 +173,7 @@ CHECKS = {
     "broker": broker,
     "topics": topics,
     "lake": lake,
+    "claims": claims,
     "weight store": weight_store,
     "tracking": tracking,
 }

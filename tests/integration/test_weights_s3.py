@@ -249,17 +249,18 @@ def keys_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stored(options: dict[str, str]) -> Settings:
-    """Settings with lake and weights in the store; its keys come from the environment."""
+    """Settings with lake, claims and weights in the store; its keys come from the environment."""
     public = {key: value for key, value in options.items() if "KEY" not in key}
     section = {"uri": f"s3://{BUCKET}/run", "storage_options": public}
-    return Settings.model_validate({"lake": section, "weights": section})
+    claims = {"claims_uri": f"s3://{BUCKET}/claims"}
+    return Settings.model_validate({"lake": section | claims, "weights": section})
 
 
 @pytest.mark.usefixtures("keys_from_environment")
 def test_the_doctor_accepts_a_store_with_conditional_creates(options: dict[str, str]):
     settings = stored(options)
     Lake.of(settings).ensure()
-    for check in (doctor.lake, doctor.weight_store):
+    for check in (doctor.lake, doctor.claims, doctor.weight_store):
         assert doctor.examine(check, settings).mend == ""
 
 
@@ -267,5 +268,5 @@ def test_the_doctor_accepts_a_store_with_conditional_creates(options: dict[str, 
 def test_the_doctor_refuses_a_store_that_ignores_conditional_creates(careless: dict[str, str]):
     settings = stored(careless)
     Lake.of(settings).ensure()
-    for check in (doctor.lake, doctor.weight_store):
+    for check in (doctor.lake, doctor.claims, doctor.weight_store):
         assert "conditional creates" in doctor.examine(check, settings).mend

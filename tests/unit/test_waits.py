@@ -34,6 +34,8 @@ def value(name: str) -> float:
         return float(getattr(getattr(settings, section), key))
     module, _, constant = name.rpartition(".")
     found: Any = getattr(import_module(module), constant)
+    if isinstance(found, tuple):  # of waits, one after the other
+        return sum(found)
     return found.total_seconds() if isinstance(found, timedelta) else float(found)
 
 
