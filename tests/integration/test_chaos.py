@@ -32,6 +32,7 @@ def test_the_loop_survives_a_kill_of_each_process_and_the_books_balance(tmp_path
     summary = running.summary()
     assert all(book["balanced"] and not book["in_flight"] for book in summary["conservation"].values()), summary
     assert summary["work"]["balanced"], summary
+    assert summary["staleness"]["max"] <= summary["staleness"]["bound"], summary
     assert all(check["passed"] for check in summary["checks"].values()), summary["checks"]
 
 
