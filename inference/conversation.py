@@ -197,8 +197,9 @@ def _heard(message: Message) -> Heard:
         parts = [content] if isinstance(content, str) else [part["text"] for part in content]
         functions = [call["function"] for call in message.get("tool_calls") or ()]
         calls = tuple((f["name"], json.dumps(json.loads(f["arguments"]), sort_keys=True)) for f in functions)
-        return ("system" if role == "developer" else str(role), "".join(parts).strip(), calls)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        text = "".join(parts).replace("\0", "\ufffd").encode("utf-8", "replace").decode().strip()
+        return ("system" if role == "developer" else str(role), text, calls)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Refused(f"not a message of text: {str(message)[:200]} ({type(error).__name__}: {error})") from error
 
 

@@ -3,7 +3,8 @@
     python -m inference.demonstrate --out DIR [--config FILE ...] [--section.key=value ...]
 
 Writes `tokenizer.json`, `tokenizer_config.json` and `demonstrations.arrow` (an Arrow IPC file of trajectories of origin
-`import`, in the order to train on). Numbers are fresh each time, and no held-out question ever comes up.
+`import`, in the order to train on). Numbers are fresh each time, and no held-out question ever comes up. Calculator
+families alone have demonstrations; others beside them start from what those teach.
 """
 
 import argparse
@@ -34,10 +35,10 @@ def demonstrations(settings: Settings) -> Iterator[tuple[Family, Demonstration]]
     """`policy.warm_start_steps` times `policy.warm_start_batch` episodes, each of a family drawn evenly.
 
     Raises:
-        SettingsError: no families, or one whose environment has no demonstrator.
+        SettingsError: no family has demonstrations.
     """
     rng = random.Random(f"demonstrations/{settings.run.seed}")
-    families = [(f, _options(f)) for f in settings.families]
+    families = _demonstrated(settings)
     avoid = held_out(settings)
     for _ in range(settings.policy.warm_start_steps * settings.policy.warm_start_batch):
         family, options = rng.choice(families)
@@ -54,19 +55,19 @@ def demonstrations(settings: Settings) -> Iterator[tuple[Family, Demonstration]]
 
 
 def held_out(settings: Settings) -> frozenset[str]:
-    """The texts of all held-out questions, of every family: families may share questions."""
+    """The texts of all held-out questions, of every calculator family: families may share questions."""
     return frozenset(
-        question(_options(f).kind, f.name, index, settings.run.seed).text
-        for f in settings.families
+        question(options.kind, f.name, index, settings.run.seed).text
+        for f, options in _demonstrated(settings)
         for index in range(f.num_train, f.num_tasks)
     )
 
 
 def corpus(settings: Settings) -> Iterator[str]:
     """What the tokenizer's merges are learned from: each task's prompt, and a failed call."""
-    for family in settings.families:
+    for family, options in _demonstrated(settings):
         for index in range(family.num_tasks):
-            text = question(_options(family).kind, family.name, index, settings.run.seed).text
+            text = question(options.kind, family.name, index, settings.run.seed).text
             yield _conversation(text, [("", ERROR)])
 
 
@@ -112,8 +113,6 @@ def to_trajectory(family: Family, number: int, shown: Demonstration, encoding: E
 
 def write(settings: Settings, folder: Path) -> int:
     """Write tokenizer and demonstrations to `folder`; returns the number of demonstrations."""
-    if not settings.families:
-        raise SettingsError("no families in the settings; there is nothing to demonstrate")
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer(corpus(settings))
     save_tokenizer(tokenizer, folder)
@@ -146,13 +145,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _options(family: Family) -> Options:
-    if family.environment != "calculator":
+def _demonstrated(settings: Settings) -> list[tuple[Family, Options]]:
+    """The families that have demonstrations."""
+    families = [(f, options_of(f.name, f.options)) for f in settings.families if f.environment == "calculator"]
+    if not families:
         raise SettingsError(
-            f"family {family.name} has environment {family.environment}, which has no scripted demonstrator; "
-            "set policy.path to a policy that knows it"
+            f"none of the families {[f.name for f in settings.families]} has environment calculator, which alone has "
+            "scripted demonstrations; set policy.path to a policy that knows their environments"
         )
-    return options_of(family.name, family.options)
+    return families
 
 
 def _chunks(items: Iterator[tuple[Family, Demonstration]]) -> Iterator[list[tuple[Family, Demonstration]]]:

@@ -224,9 +224,30 @@ def test_failures_of_programs_earn_nobody_a_zero(answer, kind):
     assert (row.status, row.error_kind, row.reward) == ("failed", kind, None)
 
 
-def test_a_message_without_text_is_refused():
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "user", "content": 3},
+        {"content": "one"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": "[" * 100_000}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": None}}]},
+    ],
+    ids=["image", "number", "no role", "nested", "no arguments"],
+)
+def test_what_is_no_message_of_text_is_refused(message):
     async def lead(chat: Chat) -> str:
-        await chat.reply([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+        with pytest.raises(Refused, match="not a message of text"):
+            await chat.reply([message])
+        await chat.reply([_user("one")])
         return "1"
 
-    assert "not a message of text" in (_play(lead, engine("a")).error or "")
+    assert _play(lead, engine("a")).reward == 1.0
+
+
+def test_characters_that_are_no_text_are_replaced():
+    async def lead(chat: Chat) -> str:
+        await chat.reply([_user("a\0b\ud800c")])
+        return "1"
+
+    assert _play(lead, engine("a")).messages[0]["content"] == "a\ufffdb?c"

@@ -98,8 +98,16 @@ def test_no_episode_has_more_turns_than_allowed():
     assert max(len(d.turns) for d in _play("flaky", noise=0.0, fail_rate=0.95)) == 6
 
 
-def test_an_environment_without_a_demonstrator_is_an_error_in_words(tmp_path, capsys):
+def test_families_of_other_environments_start_from_what_the_calculators_teach(tmp_path):
+    settings = SETTINGS.model_copy(update={"policy": Policy(warm_start_steps=2, warm_start_batch=10)})
+    other = Family(name="puzzles", environment="reasoning-gym", options={"dataset": "chain_sum"})
+    mixed = settings.model_copy(update={"families": (other, *FAMILIES)})
+    assert write(mixed, tmp_path) == 20
+    assert {row.environment for row in _rows(tmp_path)} == {"calculator"}
+
+
+def test_without_a_family_that_has_demonstrations_the_error_names_the_way_out(tmp_path, capsys):
     config = tmp_path / "run.toml"
     config.write_text('[[families]]\nname = "f"\nenvironment = "my.module:build"\n')
     assert main(["--out", str(tmp_path / "out"), "--config", str(config)]) == 2
-    assert "has no scripted demonstrator" in capsys.readouterr().err
+    assert "set policy.path" in capsys.readouterr().err
