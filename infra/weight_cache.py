@@ -67,10 +67,7 @@ def materialize(source: Source, version: int, into: Path) -> Path:
 
 
 def _make(source: Source, manifest: Manifest, place: Path, target: Path) -> None:
-    base, chain = _chain(source, manifest, target.parent)
-    for step in reversed(chain):  # the newest first: what is damaged there makes the rest superfluous
-        for file in step.files:
-            source.download(step, file, _part(place, step, file))
+    base, chain = _gather(source, manifest, place, target.parent)
     began, whole = time.monotonic(), place / "whole"
     shutil.rmtree(whole, ignore_errors=True)
     whole.mkdir()
@@ -88,22 +85,25 @@ def _make(source: Source, manifest: Manifest, place: Path, target: Path) -> None
         verify(target, manifest, str(target.parent))
 
 
-def _chain(source: Source, manifest: Manifest, into: Path) -> tuple[Path | None, list[Manifest]]:
-    """The folder to start from, None for nothing, and the manifests from there to `manifest`, in order.
+def _gather(source: Source, manifest: Manifest, place: Path, into: Path) -> tuple[Path | None, list[Manifest]]:
+    """Download what leads to `manifest`; the folder to start from, None for nothing, and the manifests from there on.
 
     That is the way of least bytes: going back, each version on it needs all that comes after it, a full one nothing of
-    what came before.
+    what came before. The newest comes first: what is damaged there makes the rest superfluous.
     """
     chain = [manifest]
-    while chain[-1].kind == "delta":
+    while True:
+        for file in chain[0].files:
+            source.download(chain[0], file, _part(place, chain[0], file))
+        if chain[0].kind == "full":
+            return None, chain
         if len(chain) > MAX_CHAIN:
             raise WeightStoreError(f"version {manifest.version} builds on more than {MAX_CHAIN} deltas; expected fewer")
-        parent = source.manifest(chain[-1].parent or 0)
+        parent = source.manifest(chain[0].parent or 0)
         check_listed(parent, source.uri)
-        if holds(into / folder_name(parent.version), parent):
-            return into / folder_name(parent.version), chain[::-1]
-        chain.append(parent)
-    return None, chain[::-1]
+        if holds(held := into / folder_name(parent.version), parent):
+            return held, chain
+        chain.insert(0, parent)
 
 
 def _apply(step: Manifest, place: Path, whole: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,23 @@ def test_weights_are_no_delta(tmp_path: Path) -> None:
     save_file({"w": np.ones((2, 3), np.float32)}, tmp_path / "a")
     with pytest.raises(WeightStoreError, match="is not a delta"):
         patch(tmp_path / "a", tmp_path / "a")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_a_delta_with_any_bytes_altered_is_refused_or_applied_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    folder, rng = tmp_path_factory.mktemp("h"), np.random.default_rng(seed)
+    old = rng.standard_normal((40, 1000)).astype(np.float32)
+    save_file({"w": old}, folder / "a")
+    save_file({"w": np.where(rng.random(old.shape) < rng.choice([0.001, 1]), old + 1e-3, old)}, folder / "b")
+    assert diff(folder / "a", folder / "b", folder / "d", NO_LIMIT)
+    content, size = bytearray((folder / "d").read_bytes()), (folder / "a").stat().st_size
+    for _ in range(rng.integers(1, 4)):
+        place = int(rng.integers(*((0, 400), (HEADER_BYTES, len(content)))[int(rng.integers(2))]))
+        content[place] = rng.integers(0, 256)
+    (folder / "d").write_bytes(content)
+    with suppress(WeightStoreError):
+        patch(folder / "a", folder / "d")
+    assert (folder / "a").stat().st_size == size
