@@ -1,9 +1,10 @@
 """Fixtures for all tests: one real broker a session, and topics of its own for each test."""
 
+import os
 import subprocess
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,11 +26,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextmanager
-def running_broker(folder: Path) -> Generator[str]:
-    """Address of a broker whose data lie in `folder`; it is dead at the end."""
+def running_broker(folder: Path, environment: Mapping[str, str] = {}) -> Generator[str]:
+    """Address of a broker whose data lie in `folder`; it is dead at the end. `environment` is added to this one."""
     local = LocalKafka(ROOT / ".lagoon" / "kafka", folder / "data", free_port(), free_port())
     with open(folder / "kafka.log", "wb") as log:
-        process = subprocess.Popen(local.prepare(), stdout=log, stderr=log)
+        process = subprocess.Popen(local.prepare(), stdout=log, stderr=log, env=os.environ | environment)
     try:
         _wait(process, local.address)
         yield local.address
