@@ -150,6 +150,7 @@ def clocks(tmp_path: Path) -> tuple[ShiftedClock, ShiftedClock]:
 
 @pytest.mark.kafka
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_clocks_set_by_hours_lose_nothing_double_nothing_and_time_nothing_out(
     clocks: tuple[ShiftedClock, ShiftedClock], tmp_path: Path
 ) -> None:
@@ -178,4 +179,4 @@ def test_clocks_set_by_hours_lose_nothing_double_nothing_and_time_nothing_out(
     assert max(Counter(row["group_id"] for row in dispatched).values()) == 1
     times = [row["at"] for row in dispatched]
     assert max(times) - min(times) > timedelta(hours=3), "the clock has reached the dispatcher"
-    assert stand.dispatch.num_ends and stand.curate.num_ends, "each was started again when it was set back"
+    assert min(stand.dispatch.num_ends, stand.curate.num_ends) >= 1, "each was started again when it was set back"
