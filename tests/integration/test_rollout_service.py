@@ -194,6 +194,38 @@ def test_a_stopped_service_sends_what_is_finished_and_fails_what_is_not(
     assert all(r.reward is None for m in messages for r in m.rows if r.stop_reason == "shutdown")
 
 
+AGENT = """
+import json, os, urllib.request
+said = [{"role": "user", "content": "1+1"}]
+for _ in range(2):
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions")
+    answer = json.load(urllib.request.urlopen(request, json.dumps({"messages": said, "max_tokens": 5}).encode()))
+    said += [answer["choices"][0]["message"], {"role": "user", "content": "again"}]
+print(json.loads(os.environ["LAGOON_TASK"])["index"] / 4)
+"""
+
+
+def test_agent_programs_are_groups_and_rows_like_any_other_episodes(
+    tmp_path: Path, kafka: Kafka, start: Callable[..., Service]
+) -> None:
+    settings, options = _prepare(tmp_path, kafka), {"command": [sys.executable, "-c", AGENT]}
+    tasks = [
+        task(i, family="agents", index=i, group_size=GROUP_SIZE, environment="external", options=options)
+        for i in range(3)
+    ]
+    _send(kafka, tasks)
+    service = start(settings)
+    _until(lambda: _members(kafka) == {t.group_id: GROUP_SIZE for t in tasks})
+    assert service.stop() == 0
+    messages = _received(kafka)
+    _assert_each_once(messages, Outbox(settings.run.folder / "outbox" / INSTANCE, settings.rollout.outbox_bytes))
+    for row in (r for m in messages for r in m.rows):
+        assert (row.status, row.reward, row.error, row.rewards) == ("completed", int(row.task_id[-1]) / 4, None, ())
+        assert [m["content"] for m in row.messages if m["role"] == "user"] == ["1+1", "again"]
+        assert row.num_generated_tokens == sum(row.action_mask) == sum(t.action_end - t.action_start for t in row.turns)
+        assert len(row.turns) == 2
+
+
 def _assert_each_once(messages: list[Received], outbox: Outbox) -> None:
     """The topic holds what the outbox produced: nothing missing, and repetitions are recognizable as such."""
     bodies: dict[tuple[int, int], bytes] = {}
@@ -247,8 +279,12 @@ def _tasks(draws: object) -> list[Task]:
 
 
 def _send_tasks(kafka: Kafka, draws: object) -> None:
+    _send(kafka, _tasks(draws))
+
+
+def _send(kafka: Kafka, tasks: list[Task]) -> None:
     producer = Producer(kafka, "test")
-    for one in _tasks(draws):
+    for one in tasks:
         producer.send(TASKS.name, one.group_id, one.to_bytes())
     producer.close()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.environments.base import Environment, build, try_families
+from inference.environments.base import ENVIRONMENTS, Environment, build, try_families
 from schemas.settings import Family
 from tests.episodes import engine, episode, task
 
@@ -43,6 +43,13 @@ def test_its_family_starts_and_draws_by_weight():
     (family,) = (Family.model_validate(f) for f in tomllib.loads(TOML)["families"])
     try_families([family], 0)
     assert (family.environment, family.num_train, family.weight, family.options) == (NAME, 400, 2.0, {"hints": 5})
+
+
+def test_every_family_of_the_page_names_an_environment_that_there_is():
+    blocks = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    families = [Family.model_validate(f) for block in blocks for f in tomllib.loads(block)["families"]]
+    assert {f.environment for f in families} <= {*ENVIRONMENTS, NAME}
+    assert len(families) >= 6
 
 
 def test_an_episode_finds_the_number_by_its_tool():
