@@ -28,7 +28,7 @@ from tests.samples import group
 from tests.shifted_clock import ShiftedClock, shifted_clock
 
 HOURS = 7200
-LIMIT_S = 90
+LIMIT_S = 180
 REWARDS = [0.0, 1.0, 1.0, 0.0]
 
 
