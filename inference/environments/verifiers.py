@@ -122,14 +122,15 @@ def _load(settings: str) -> Any:
 
 
 def _seated(env: dict[str, Any]) -> dict[str, Any]:
-    """`env` with what it leaves open about its seats: our chat loop, on this machine."""
-    vf = _package()
-    declared = vf.env_config_type(env.get("taskset", {}).get("id", ""), env.get("id", "")).model_fields
-    for name, field in declared.items():
+    """`env` with what it and its task set leave open about its seats: our chat loop, on this machine."""
+    vf, taskset = _package(), env.get("taskset", {}).get("id", "")
+    ships_harness = vf.default_harness_id(taskset) != "bash"
+    for name, field in vf.env_config_type(taskset, env.get("id", "")).model_fields.items():
         if isinstance(field.default, vf.AgentConfig):
-            seat = env.setdefault(name, {})
-            seat.setdefault("runtime", {"type": "subprocess"})
-            if field.default.harness is None or field.default.harness.id == "null":
+            seat, declared = env.setdefault(name, {}), field.default.harness
+            if "runtime" not in field.default.model_fields_set:
+                seat.setdefault("runtime", {"type": "subprocess"})
+            if not ships_harness if declared is None else declared.id == "null":
                 seat.setdefault("harness", {"id": "lagoon_chat"})
     return env
 

@@ -95,6 +95,11 @@ def test_an_environment_is_described_in_the_options_or_made_by_a_function(load):
     assert TOKENIZER.decode(row.token_ids).count("Spell") == 1
 
 
+def test_a_harness_that_the_task_set_ships_plays_it():
+    row = _play({"taskset": {"id": "vf-shouted"}}, engine("ekal"))
+    assert (row.reward, row.messages[1]["content"]) == (1.5, "SPELL LAKE BACKWARDS.")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
