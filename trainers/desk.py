@@ -159,6 +159,8 @@ class Desk:
         self._publisher.publish(saved)
         hit("learner.before_run_manifest")
         self._record.write(saved)
+        if publish:
+            self._reports.published()
         self._idle_since = time.monotonic()
         hit("learner.after_publish")
 

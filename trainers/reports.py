@@ -13,11 +13,13 @@ from schemas.messages import LearnerReport
 from schemas.names import Phase, Service
 from schemas.settings import Settings
 from schemas.topics import BUFFER
+from trainers.alarms import Alarms
 from trainers.stream import ExperienceStream
 
 REPORT_S = 1.0
-MAX_IMPORTANCE_RATIO = 10.0
-MIN_EFFECTIVE_SAMPLE_RATIO = 0.3
+LATE_WATCHDOGS = 5
+LATE_INTERVALS = 3
+"""Weights are late after this many watchdog limits, and this many publication intervals of the longest step so far."""
 
 _STEP = Gauge("lagoon_train_step", "Optimizer steps done")
 _VERSION = Gauge("lagoon_learner_weight_version", "Weight version that was published last")
@@ -34,7 +36,9 @@ class Reports:
 
     def __init__(self, settings: Settings, telemetry: Telemetry, producer: Producer, world_size: int):
         self._telemetry, self._producer = telemetry, producer
-        self._log = logger(Service.LEARNER, telemetry.instance)
+        self.alarms = Alarms(logger(Service.LEARNER, telemetry.instance))
+        self._max_staleness, self._learner = settings.loop.max_staleness, settings.learner
+        self._published_at, self._longest_s = time.monotonic(), 0.0
         self._needs = settings.loop.batch_size
         self._sent_at = float("-inf")
         interval = settings.telemetry.usage_s
@@ -43,18 +47,23 @@ class Reports:
         )
 
     def step(self, figures: Mapping[str, float]) -> None:
-        """Count a finished step, and warn of figures beyond the alarm levels."""
+        """Count a finished step, and let the alarms look at it."""
         self.usage.add(tokens=int(figures["num_tokens"]))
         _TRAINED.inc(figures["num_trajectories"])
         _TOKENS.inc(figures["num_tokens"])
         for name, value in figures.items():
             _METRIC.labels(name).set(value)
-        for reason in alarms(figures):
-            self._log.warning("alarm", reason=reason, step=int(figures["step"]))
+        self._longest_s = max(self._longest_s, figures["wait_s"] + figures["busy_s"])
+        self.alarms.step({**figures, "tokens_per_trajectory": figures["num_tokens"] / figures["num_trajectories"]})
+
+    def published(self) -> None:
+        """A weight version has been published."""
+        self._published_at = time.monotonic()
 
     def health(self, ok: bool, reason: str = "") -> None:
         """Report health; red means that there is nothing to train on."""
         _STALLED.set(not ok)
+        self.alarms.state("empty_buffer", "" if ok else reason)
         self._telemetry.health(ok, reason)
 
     def tick(self, stream: ExperienceStream, step: int, version: int) -> None:
@@ -65,7 +74,14 @@ class Reports:
         if now - self._sent_at >= REPORT_S:
             self._sent_at = now
             self._report(stream, step, version)
+            self.alarms.state("policy_lag", lag_fault(version, stream.newest_version, self._max_staleness))
+            self.alarms.state("no_new_weights", self._late(now - self._published_at))
         self._producer.poll()
+
+    def _late(self, since_s: float) -> str:
+        usual_s = LATE_INTERVALS * self._learner.sync_interval * self._longest_s
+        late = since_s > max(LATE_WATCHDOGS * self._learner.watchdog_s, usual_s)
+        return f"no weight version was published for {since_s:.0f} s" if late else ""
 
     def _report(self, stream: ExperienceStream, step: int, version: int) -> None:
         _STEP.set(step)
@@ -84,14 +100,11 @@ class Reports:
         self._producer.send(BUFFER.name, Service.LEARNER, report.to_bytes(), on_delivery=lambda _: None)
 
 
-def alarms(figures: Mapping[str, float]) -> list[str]:
-    """Signs that the samples are too far from the policy that learns from them."""
-    found: list[str] = []
-    if (ratio := figures["importance_ratio_max"]) > MAX_IMPORTANCE_RATIO:
-        found.append(f"importance ratio {ratio:.1f} is above {MAX_IMPORTANCE_RATIO:g}")
-    if (share := figures["effective_sample_ratio"]) < MIN_EFFECTIVE_SAMPLE_RATIO:
-        found.append(f"effective sample ratio {share:.2f} is below {MIN_EFFECTIVE_SAMPLE_RATIO:g}")
-    return found
+def lag_fault(version: int, newest: int | None, max_staleness: int) -> str:
+    """Why the services' weights are too old, or nothing; `newest` is the newest version seen in an admitted row."""
+    if newest is None or version - newest <= max_staleness:
+        return ""
+    return f"the newest trajectory is of version {newest}, {version - newest} behind; at most {max_staleness} is of use"
 
 
 def numbers(row: Mapping[str, object]) -> dict[str, float]:

@@ -82,6 +82,7 @@ class ExperienceStream:
 
     Rows that no learner may use are dropped and counted in `dropped`: without a reward, too old at use, or of more
     tokens than the policy has positions for (`max_positions`; None: any length). `too_long` names the last of these.
+    `newest_version` is the newest that sampled a row; None before the first.
     """
 
     def __init__(self, lake: Lake, settings: Settings, cursor: Cursor | None = None, max_positions: int | None = None):
@@ -94,6 +95,7 @@ class ExperienceStream:
         self.last_admitted_at = cursor.last_admitted_at
         self.dropped = {"stale": 0, "unscored": 0, "evicted": 0, "too_long": 0}
         self.too_long: tuple[str, ...] = ()
+        self.newest_version: int | None = None
         self._max_positions = max_positions
         self._columns = columns(settings)
         self._experience = Tail(lake, "experience", cursor.experience_version, self._columns)
@@ -169,6 +171,8 @@ class ExperienceStream:
     def _admit(self, delta_version: int, rows: pa.Table, kept: Mapping[str, tuple[int, float]] | None = None) -> None:
         newest = pc.max(rows["ingested_at"]).as_py()
         self.last_admitted_at = max(filter(None, (self.last_admitted_at, newest)), default=None)
+        sampled_by = pc.max(rows["min_weight_version"]).as_py()
+        self.newest_version = max(filter(None, (self.newest_version, sampled_by)), default=None)
         scored = rows
         if rows["reward"].null_count or rows["group_reward_mean"].null_count:
             scored = rows.filter(pc.and_(pc.is_valid(rows["reward"]), pc.is_valid(rows["group_reward_mean"])))

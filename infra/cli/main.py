@@ -14,6 +14,7 @@ COMMANDS = {
     "down": "stop everything that was started; data stay",
     "status": "how each part is, and the loop's figures; exit status 1 if one is not well",
     "sql": "ask the lake a question in SQL",
+    "explain": "one trajectory turn by turn: what was said, what came back, what was learned from it",
     "replay": "rebuild a lake from the Kafka log; send dead letters once more",
     "doctor": "check the installation and every place that Lagoon writes to; each finding says how to mend it",
 }

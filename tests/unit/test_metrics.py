@@ -13,7 +13,7 @@ from trainers.credit import ProcessScale, Turns
 from trainers.directives import Orders
 from trainers.metrics import COLUMNS, StepMetrics, kish, summarize, trajectory_sums
 from trainers.records import Step, engine_mismatch, rates
-from trainers.reports import alarms
+from trainers.reports import lag_fault
 from trainers.signals import Signals
 from trainers.stream import Batch
 
@@ -84,10 +84,9 @@ def test_throughput_is_of_one_step_alone() -> None:
         assert rates({"num_tokens": 1000, "wait_s": 0.5, "busy_s": 1.5}) == {"tokens_per_s": 500.0, "wait_ratio": 0.25}
 
 
-def test_alarms_name_what_is_beyond_its_level() -> None:
-    assert alarms({"importance_ratio_max": 10.0, "effective_sample_ratio": 0.3}) == []
-    found = alarms({"importance_ratio_max": 12.5, "effective_sample_ratio": 0.2})
-    assert ["12.5" in found[0], "0.20" in found[1]] == [True, True]
+def test_services_that_stay_behind_are_a_fault_once_their_rows_are_of_no_use() -> None:
+    assert [bool(lag_fault(version, 4, 3)) for version in (4, 7, 8)] == [False, False, True]
+    assert lag_fault(9, None, 3) == ""
 
 
 def test_engine_mismatch_is_measured_at_equal_weights_only() -> None:
