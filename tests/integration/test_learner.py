@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from infra.kafka import Follower, ensure_topics
 from infra.lake import Lake
@@ -189,6 +190,27 @@ def test_killed_at_any_point_it_goes_on_without_repeating_or_skipping(tmp_path: 
     assert told == set(WeightStore.of(settings).versions())
     incarnations = connect(Lake.of(settings)).sql("select count(distinct incarnation) from train_steps").fetchall()
     assert incarnations == [(4,)]
+
+
+def test_a_value_head_learns_goes_on_after_a_kill_and_is_in_no_published_policy(tmp_path: Path, kafka: Kafka) -> None:
+    settings = prepare(tmp_path, kafka, 6)
+    options = ["--credit.baseline=value", "--credit.value_learning_rate=0.05"]
+    end(begin(tmp_path, options, failpoints="learner.before_manifest=1"), tmp_path, -signal.SIGKILL)
+    end(begin(tmp_path, [*options, "--learner.num_train_steps=3"]), tmp_path)
+    end(begin(tmp_path, options), tmp_path)
+    check_each_row_was_trained_once(settings, 6)
+    lake = connect(Lake.of(settings))
+    steps = lake.sql("select value_loss, explained_variance from live_steps order by step").fetchall()
+    assert all(loss is not None and variance is not None for loss, variance in steps)
+    by_turn = lake.sql(
+        "select step, len(turn_advantages), turn_values[1], turn_importance_ratios[1] from live_samples order by step"
+    ).fetchall()
+    assert {count for _, count, _, _ in by_turn} == {1}
+    # at first the head says 0; the second life of the head, from a checkpoint of step 3, goes on where it was
+    assert [{value for step, _, value, _ in by_turn if step == i} == {0.0} for i in (1, 4, 6)] == [True, False, False]
+    versions = WeightStore.of(settings).versions()
+    fetched = WeightStore.of(settings).fetch(versions[-1], settings.run.folder / "fetched")
+    assert not any("value" in name for name in load_file(fetched / "model.safetensors"))
 
 
 def test_an_empty_buffer_turns_health_red_and_steps_go_on_once_rows_come(tmp_path: Path, kafka: Kafka) -> None:
