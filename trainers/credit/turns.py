@@ -58,16 +58,22 @@ class Turns:
 
     def of_tokens(self, num_tokens: int) -> Ints:
         """For each of all tokens, [T], the turn that began last before it, which its action tokens belong to."""
-        ids = np.zeros(num_tokens, np.int64)
-        ids[self.starts] = 1
-        return np.maximum(np.cumsum(ids) - 1, 0)
+        if not len(self.starts):
+            return np.zeros(num_tokens, np.int64)
+        return np.repeat(np.arange(len(self.starts)), self._reach(num_tokens))
 
     def spread(self, values: Floats, tokens: Tokens) -> NDArray[np.float32]:
         """Each turn's value [m] at its action tokens, [T]; 0 at all others."""
         if not len(values):
             return np.zeros(len(tokens.token_ids), np.float32)
-        at_tokens = values.astype(np.float32)[self.of_tokens(len(tokens.token_ids))]
-        return np.where(tokens.actions(), at_tokens, np.float32(0))
+        at_tokens = np.repeat(values.astype(np.float32), self._reach(len(tokens.token_ids)))
+        return at_tokens * tokens.actions()
+
+    def _reach(self, num_tokens: int) -> Ints:
+        """Tokens from each turn's start to the next one's; the first has what is before it too."""
+        reach = np.diff(self.starts, append=num_tokens)
+        reach[0] += self.starts[0]
+        return reach
 
     def to_go(self, values: Floats, gamma: float) -> Floats:
         """At each turn sum gamma^(j - k) values[j] over itself and the turns of its row that follow, [m]."""
