@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+PLACE = "LAGOON_TEST_CLOCK"
+"""Environment variable that names the file in which the clock is kept."""
+
 SOURCE = Path(__file__).with_suffix(".c")
 
 
@@ -22,14 +25,17 @@ class ShiftedClock:
         self.set(0)
         command = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
         subprocess.run(command, check=True, timeout=60)
-        self.environment = {"LD_PRELOAD": str(library), "LAGOON_TEST_CLOCK": str(self._file)}
+        self.environment = {"LD_PRELOAD": str(library), PLACE: str(self._file)}
 
     def set(self, seconds: int) -> None:
         """From now on it is off by so much, in all of them at once."""
-        if not self._file.exists():
-            self._file.write_bytes(bytes(8))
-        with open(self._file, "r+b", buffering=0) as file:
-            file.write(seconds.to_bytes(8, "little", signed=True))
+        set_clock(self._file, seconds)
+
+
+def set_clock(file: Path, seconds: int) -> None:
+    """Put the clock that is kept in `file` off by so much; processes have the file mapped."""
+    with open(file, "r+b" if file.exists() else "xb", buffering=0) as clock:
+        clock.write(seconds.to_bytes(8, "little", signed=True))
 
 
 def shifted_clock(folder: Path) -> ShiftedClock:

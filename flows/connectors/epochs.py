@@ -3,7 +3,6 @@
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from bytewax.inputs import StatefulSourcePartition
@@ -18,7 +17,7 @@ State = dict[str, Any]
 MAX_ITEMS = 256
 """Most items that a partition emits at a time."""
 
-_IDLE = timedelta(milliseconds=20)
+_IDLE_S = 0.02
 _REST_S = 0.005
 _QUIET_S = 0.25
 
@@ -41,6 +40,9 @@ class EpochPart(StatefulSourcePartition[Item, State | None]):
 
     At the end, or when `stop` is set, it emits nothing more until the epoch is over and so durable, then one last tick,
     on which the sinks commit that epoch; then it ends.
+
+    It never says when to be awoken (`next_awake`): Bytewax subtracts from that a time of day that it read before
+    `next_batch`, so a clock set forward by an hour in between would put the source to sleep for an hour.
     """
 
     def __init__(self, part: str, epoch_bytes: int, stop: Flag) -> None:
@@ -48,7 +50,7 @@ class EpochPart(StatefulSourcePartition[Item, State | None]):
         self._epoch_bytes, self._left = epoch_bytes, epoch_bytes
         self._stop = stop
         self._tick_due, self._ending, self._drained, self._over = True, False, False, False
-        self._wake: datetime | None = None
+        self._rests_until = 0.0
 
     @abstractmethod
     def pull(self, max_items: int, max_bytes: int) -> Sequence[Raw | Hole | Clock]:
@@ -71,20 +73,19 @@ class EpochPart(StatefulSourcePartition[Item, State | None]):
         """
         if self._over:
             raise StopIteration
+        if time.monotonic() < self._rests_until:
+            return []
         if not HOLD.is_fresh():  # a tick says that what is durable may be acted on: not while that is in doubt
-            self._wake = self._rest()
+            self._rest()
             return []
         batch: list[Item] = [Tick()] if self._tick_due else []
         self._tick_due, self._over = False, self._drained
         if not self._ending and self._left > 0:
             batch += self._pull()
         self._ending = self._ending or bool(self._stop) or self.at_end()
-        self._wake = None if batch else self._rest()
+        if not batch:
+            self._rest()
         return batch
-
-    def next_awake(self) -> datetime | None:
-        """At once while there are items, else a little later: polling without rest would take a core."""
-        return self._wake
 
     def snapshot(self) -> State | None:
         """The end of an epoch."""
@@ -97,11 +98,14 @@ class EpochPart(StatefulSourcePartition[Item, State | None]):
         """Let go of what the partition holds."""
         PULSE.end(self.part)
 
-    def _rest(self) -> datetime:
-        """When to look again. Bytewax wakes a thousand times a second while it waits, so a quiet process sleeps."""
+    def _rest(self) -> None:
+        """Look again a little later: polling without rest would take a core.
+
+        Bytewax asks a thousand times a second while it waits, so a quiet process sleeps.
+        """
         if PULSE.quiet_s() > _QUIET_S:
             time.sleep(_REST_S)
-        return datetime.now(UTC) + _IDLE
+        self._rests_until = time.monotonic() + _IDLE_S
 
     def _pull(self) -> Sequence[Raw | Hole | Clock]:
         items = self.pull(MAX_ITEMS, self._left)

@@ -148,6 +148,13 @@ def clocks(tmp_path: Path) -> tuple[ShiftedClock, ShiftedClock]:
     return shifted_clock(folders[0]), shifted_clock(folders[1])
 
 
+@pytest.mark.timeout(120)
+def test_a_clock_set_forward_while_a_source_is_asked_does_not_put_it_to_sleep(tmp_path: Path) -> None:
+    clock = shifted_clock(tmp_path)
+    command = [sys.executable, "-m", "tests.integration.forward_flow"]
+    subprocess.run(command, cwd=ROOT, env=os.environ | clock.environment, check=True, timeout=60)
+
+
 @pytest.mark.kafka
 @pytest.mark.slow
 @pytest.mark.timeout(600)
