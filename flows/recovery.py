@@ -23,7 +23,7 @@ from schemas.messages import Message, decode
 STORE_PARTITIONS = 4
 """Files of a recovery store. Fixed for ever; more let more workers write at once."""
 
-_NOTE = "store.json"
+_NOTE, _FILES = "store.json", "part-*.sqlite3"
 _LOCK_WAIT_S = 30.0
 
 
@@ -36,7 +36,7 @@ class Note(Message):
 
 def recovery_store(folder: Path) -> Path:
     """The recovery store in `folder`, made where there is none; harmless when several processes do so at once."""
-    if not any(folder.glob("part-*.sqlite3")):
+    if not any(folder.glob(_FILES)):
         folder.mkdir(parents=True, exist_ok=True)
         fresh = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
         fresh.mkdir()
@@ -68,11 +68,46 @@ def claim(folder: Path, fence: int, partitions: int) -> Path:
     return folder
 
 
+def resume_epoch(folder: Path) -> int:
+    """The epoch at which Bytewax goes on from the store in `folder`; 0 if nothing has run on it.
+
+    That is where the last worker of the last execution stood: the least of the workers' frontiers, each of which counts
+    from the epoch at which that execution itself had resumed. Their rows lie in whichever file was at hand.
+    """
+    executions: dict[int, tuple[int, int]] = {}
+    frontiers: dict[tuple[int, int], int] = {}
+    for path in sorted(folder.glob(_FILES)):
+        with closing(sqlite3.connect(path, timeout=10)) as store:
+            for number, workers, began in store.execute("SELECT ex_num, worker_count, resume_epoch FROM exs"):
+                executions[number] = workers, began
+            for number, worker, epoch in store.execute("SELECT ex_num, worker_index, worker_frontier FROM fronts"):
+                frontiers[number, worker] = max(epoch, frontiers.get((number, worker), 0))
+    if not executions:
+        return 0
+    last = max(executions)
+    workers, began = executions[last]
+    return min(max(began, frontiers.get((last, worker), 0)) for worker in range(workers))
+
+
+def sweep(folder: Path) -> int:
+    """Remove what an earlier execution wrote for epochs that will be run again; to be called before the flow runs.
+
+    Bytewax keeps such snapshots, and tells executions apart by nothing. A state that the next execution does not touch
+    in the same epoch would come back at a later resume as the dead execution had left it, with input that was read
+    again: its rows would be taken for repetitions, and be lost. Returns how many were removed.
+    """
+    epoch, removed = resume_epoch(folder), 0
+    for path in folder.glob(_FILES):
+        with closing(sqlite3.connect(path, timeout=10)) as store, store:
+            removed += store.execute("DELETE FROM snaps WHERE snap_epoch >= ?", (epoch,)).rowcount
+    return removed
+
+
 def _replace(folder: Path, note: Note) -> None:
     """Put a copy in the place of `folder`; cut short at any point, `_finish` makes it whole."""
     copy = _copy_of(folder)
     copy.mkdir()
-    for path in folder.glob("part-*.sqlite3"):
+    for path in folder.glob(_FILES):
         with closing(sqlite3.connect(path, timeout=10)) as source, closing(sqlite3.connect(copy / path.name)) as target:
             source.backup(target)
     _write(copy, note)

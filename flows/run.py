@@ -12,7 +12,7 @@ from bytewax.testing import cluster_main, run_main
 from flows.cluster import Cluster
 from flows.connectors.delta_sink import DeltaSink
 from flows.connectors.hold import HOLD
-from flows.recovery import claim, recovery_store
+from flows.recovery import claim, recovery_store, sweep
 from flows.watch import watch
 from infra import disk
 from infra.lake import Fence
@@ -48,6 +48,8 @@ def run(flow: Dataflow, name: str, settings: Settings, telemetry: Telemetry, sto
         if not cluster.process:
             _raise_fences(flow, lease.fence)
         claim(folder, lease.fence, settings.kafka.partitions)
+        if not cluster.process:  # the others' Bytewax runs only once this one's does
+            sweep(folder)
 
     epoch = timedelta(seconds=settings.curate.epoch_s)
     silence_s = max(30.0, _SILENT_EPOCHS * settings.curate.epoch_s) + settings.kafka.timeout_s

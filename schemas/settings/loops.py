@@ -71,8 +71,8 @@ class Rollout(Section):
     max_tokens: Positive = 480
     temperature: float = Field(default=1.0, ge=0)
     stale_in_flight: Literal["abort", "continue"] = "abort"
-    """What becomes of an episode whose oldest token comes to lag by more than loop.max_staleness: it is stopped and kept
-    as failed, or it goes on, its reward counts in its group's baseline, and its tokens are not trained on."""
+    """What becomes of an episode whose oldest token comes to lag by more than loop.max_staleness: it is stopped and
+    kept as failed, or it goes on, its reward counts in its group's baseline, and its tokens are not trained on."""
     episode_timeout_s: Seconds = 60
     tool_timeout_s: Seconds = 2
     pack_linger_s: Seconds = 0.5

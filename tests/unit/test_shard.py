@@ -365,7 +365,9 @@ def test_a_payload_that_has_expired_is_an_outcome_with_its_reason() -> None:
     curation.log.bodies.clear()
     curation.feed(message(members[1:], 1))
     assert curation.count() == {"admitted": 1, "invalid": 1}
-    assert "was gone before its group closed" in next(r["reason"] for r in curation.rows["ledger"] if r["event"] == "invalid")
+    assert "was gone before its group closed" in next(
+        r["reason"] for r in curation.rows["ledger"] if r["event"] == "invalid"
+    )
 
 
 def test_state_holds_no_payload() -> None:
