@@ -17,7 +17,7 @@ from infra.lake import Lake
 from infra.run_manifests import RunManifests
 from infra.stack.bring_up import take_down
 from infra.stack.programs import ROOT
-from infra.stack.supervise import Supervisor
+from infra.stack.supervise import Supervisor, marked
 from infra.weights import WeightStore
 from schemas.settings import Settings, load
 
@@ -90,8 +90,8 @@ def _lagoon(*arguments: str) -> None:
 
 def _kill_all(data_dir: Path) -> None:
     """The machine is gone: everything by kill -9, the supervisor first."""
-    pids = [s.pid for s in Supervisor(data_dir).states() if s.pid]
-    for pid in [int((data_dir / "stack" / "supervisord.pid").read_text()), *pids]:
+    pids = [int((data_dir / "stack" / "supervisord.pid").read_text()), *marked(str(data_dir))]
+    for pid in pids:
         os.kill(pid, signal.SIGKILL)
     _wait(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids), "the processes to be gone")
 
