@@ -13,7 +13,6 @@ from flows.steps.eviction import POLICIES
 from flows.steps.member import Member
 from flows.steps.state import State
 from flows.steps.supply import Supply
-from infra import sql
 from infra.lake import Lake
 from infra.run_manifests import RunManifests
 from schemas.ids import shard_of
@@ -86,5 +85,7 @@ class Earlier:
         return [(Member(*values), bucket, priority) for *values, bucket, priority in rows]
 
     def _ask(self, query: str, values: list[Any] | None = None) -> list[tuple[Any, ...]]:
+        from infra import sql  # noqa: PLC0415 - a second of imports, which a run's first life has no use for
+
         with sql.connect(Lake.of(self._settings)) as lake:
             return lake.execute(query, values).fetchall()

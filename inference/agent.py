@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from inference.conversation import Conversation
+from inference.endings import Ending, cut, failed, fault, truncated
 from inference.engines.base import Engine, Generation, request_seed
 from inference.environments.base import Environment, Message, Result, build
 from inference.environments.calls import Call
@@ -25,9 +26,6 @@ from schemas.messages import Task
 from schemas.names import ErrorKind, Status, StopReason
 from schemas.settings import Rollout
 from schemas.trajectory import Reward, Trajectory
-
-MAX_ERROR = 2000
-"""Characters of an error that a trajectory keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +52,6 @@ class Limits:
         )
 
 
-STALE = "its oldest token lags by more than loop.max_staleness"
-"""Message with which an episode is cancelled that nobody could train on any more."""
-
-
 @dataclass(slots=True)
 class Live:
     """An episode that runs: the oldest version that its tokens may be of; None before the first."""
@@ -67,18 +61,6 @@ class Live:
     def sampling(self, version: int) -> None:
         """A turn begins with `version`."""
         self.oldest = version if self.oldest is None else min(self.oldest, version)
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How an episode ended."""
-
-    status: Status
-    stop_reason: StopReason
-    reward: float | None
-    parts: tuple[Reward, ...] = ()
-    error_kind: ErrorKind | None = None
-    error: str | None = None
 
 
 async def play(
@@ -133,10 +115,10 @@ class _Episode:
             async with limit:
                 ending = await self._turns()
         except asyncio.CancelledError as error:
-            ending = _cut(error)
+            ending = cut(error)
         except Exception as error:  # environments are other people's code, and every episode leaves a row
             late = limit.expired() and isinstance(error, TimeoutError)
-            ending = self._late() if late else _failed(self.at, f"{type(error).__name__}: {error}")
+            ending = self._late() if late else failed(self.at, f"{type(error).__name__}: {error}")
         await self._close()
         return self._trajectory(ending)
 
@@ -158,8 +140,8 @@ class _Episode:
             if not calls:
                 return await self._answer(environment, text)
             if not fits:
-                return _truncated(StopReason.CONTEXT)
-        return _truncated(StopReason.MAX_TURNS)
+                return truncated(StopReason.CONTEXT)
+        return truncated(StopReason.MAX_TURNS)
 
     async def _follow(self, program: Program) -> Ending:
         """Let `program` lead; what it asks the agent becomes the turns."""
@@ -184,7 +166,7 @@ class _Episode:
             self.at = ErrorKind.ENGINE
             raise talk.fault
         if talk.refused is not None and self.transcript.turns:
-            return _truncated(talk.refused)
+            return truncated(talk.refused)
         self.at = ErrorKind.ENVIRONMENT
         if error is not None and talk.refused is None:
             raise error
@@ -270,17 +252,17 @@ class _Episode:
 
     def _overlong(self, generation: Generation) -> Ending:
         full = len(generation.token_ids) < self.limits.max_turn_tokens
-        return _truncated(StopReason.CONTEXT if full else StopReason.TURN_TOKENS)
+        return truncated(StopReason.CONTEXT if full else StopReason.TURN_TOKENS)
 
     def _late(self) -> Ending:
         """The limit has passed: the fault of a verifier at work, of an engine that took most of it, or the agent's."""
         limit_s = self.limits.episode_timeout_s
         if self.at == ErrorKind.VERIFIER:
-            return _failed(self.at, f"no score by the end of the episode's {limit_s:g} s", StopReason.EPISODE_TIMEOUT)
+            return failed(self.at, f"no score by the end of the episode's {limit_s:g} s", StopReason.EPISODE_TIMEOUT)
         if self.engine_s > limit_s / 2:
             error = f"the engine took {self.engine_s:.1f} of the episode's {limit_s:g} s"
-            return _failed(ErrorKind.ENGINE, error, StopReason.EPISODE_TIMEOUT)
-        return _truncated(StopReason.EPISODE_TIMEOUT, ErrorKind.AGENT_TIMEOUT, f"no answer within {limit_s:g} s")
+            return failed(ErrorKind.ENGINE, error, StopReason.EPISODE_TIMEOUT)
+        return truncated(StopReason.EPISODE_TIMEOUT, ErrorKind.AGENT_TIMEOUT, f"no answer within {limit_s:g} s")
 
     async def _close(self) -> None:
         self.engine.release(self.id)
@@ -293,7 +275,7 @@ class _Episode:
         task, said = self.task, self.transcript
         spans = said.spans(self.dispatch_version)
         oldest, newest = said.versions(self.dispatch_version)
-        kind, error = _fault(ending, said)
+        kind, error = fault(ending, said)
         hashed = content_hash(task.task_id, said.token_ids, [(s.start, s.end, s.version) for s in spans])
         return Trajectory(
             trajectory_id=self.id,
@@ -329,28 +311,6 @@ class _Episode:
             started_at=self.started_at,
             finished_at=datetime.now(UTC),
         )
-
-
-def _truncated(reason: StopReason, kind: ErrorKind | None = None, error: str | None = None) -> Ending:
-    return Ending(Status.TRUNCATED, reason, 0.0, error_kind=kind, error=error)
-
-
-def _failed(kind: ErrorKind, error: str, reason: StopReason = StopReason.ERROR) -> Ending:
-    return Ending(Status.FAILED, reason, None, error_kind=kind, error=error[:MAX_ERROR])
-
-
-def _cut(error: asyncio.CancelledError) -> Ending:
-    """Why the episode was cancelled."""
-    if error.args == (STALE,):
-        return _failed(ErrorKind.STALE_IN_FLIGHT, STALE, StopReason.STALE)
-    return _failed(ErrorKind.SHUTDOWN, "the service was stopped", StopReason.SHUTDOWN)
-
-
-def _fault(ending: Ending, said: Transcript) -> tuple[ErrorKind | None, str | None]:
-    """What explains an episode without success: its own ending, else the first call that went wrong."""
-    if ending.error_kind is None and said.fault is not None and not ending.reward:
-        return said.fault
-    return ending.error_kind, ending.error
 
 
 def _record(result: Result) -> Message:

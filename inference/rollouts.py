@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from prometheus_client import Counter, Gauge
 
-from inference.agent import STALE, Live
+from inference.agent import Live
+from inference.endings import MAX_ERROR, STALE
 from schemas.ids import trajectory_id
 from schemas.messages import Task
 from schemas.names import ErrorKind, Status, StopReason
@@ -138,7 +139,7 @@ class Rollouts:
             status=Status.FAILED,
             stop_reason=StopReason.SHUTDOWN if kind == ErrorKind.SHUTDOWN else StopReason.ERROR,
             error_kind=kind,
-            error=error[:2000],
+            error=error[:MAX_ERROR],
             started_at=started_at,
             finished_at=datetime.now(UTC),
         )

@@ -96,6 +96,19 @@ class Engine(Protocol):
         ...
 
 
+def check_context(token_ids: Sequence[int], max_new_tokens: int, limit: int) -> None:
+    """Refuse a request that an engine with room for `limit` tokens cannot serve.
+
+    Raises:
+        EngineError: nothing to read, nothing to sample, or more of both than `limit`.
+    """
+    if not token_ids or max_new_tokens < 1 or len(token_ids) + max_new_tokens > limit:
+        raise EngineError(
+            f"a context of {len(token_ids)} tokens and {max_new_tokens} to sample; "
+            f"expected at least one of each and at most {limit} together"
+        )
+
+
 def request_seed(*parts: object) -> int:
     """A seed in [0, 2^63) from `parts`, the same in every process."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()

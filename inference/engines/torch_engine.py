@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from inference.engines.base import EngineError, Generation
+from inference.engines.base import EngineError, Generation, check_context
 from inference.engines.llama import Llama
 from inference.engines.sampler import Request, Sampler
 
@@ -79,11 +79,7 @@ class TorchEngine:
         seed: int,
     ) -> Generation:
         """See `Engine.generate`."""
-        if not token_ids or max_new_tokens < 1 or len(token_ids) + max_new_tokens > self._sampler.length:
-            raise EngineError(
-                f"a context of {len(token_ids)} tokens and {max_new_tokens} to sample; "
-                f"expected at least one of each and at most {self._sampler.length} together"
-            )
+        check_context(token_ids, max_new_tokens, self._sampler.length)
         self._start()
         request = Request(
             session, list(token_ids), max_new_tokens, temperature, frozenset(stop_ids), random.Random(seed)

@@ -1,11 +1,10 @@
 """What stands before a tool's service: a rate, a number of calls at once, further tries, a circuit breaker."""
 
 import asyncio
-import contextlib
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 from prometheus_client import Counter, Gauge
@@ -30,7 +29,7 @@ class Guard:
 
     def __init__(self, name: str, tool: Tool, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._tool, self._clock = name, tool, clock
-        self._places = asyncio.Semaphore(tool.max_concurrent) if tool.max_concurrent else None
+        self._places = asyncio.Semaphore(tool.max_concurrent) if tool.max_concurrent else nullcontext()
         self._free_at = float("-inf")
         self._failures, self._closed_until, self._reason = 0, float("-inf"), ""
 
@@ -52,7 +51,7 @@ class Guard:
         raise AssertionError("the last try returns or raises")
 
     async def _once(self, work: Callable[[], Awaitable[T]]) -> T:
-        async with self._place():
+        async with self._places:
             await self._turn()
             self._admit()
             try:
@@ -65,9 +64,6 @@ class Guard:
                 raise
             self._answered()
             return result
-
-    def _place(self) -> AbstractAsyncContextManager[None]:
-        return self._places or _everybody()
 
     async def _turn(self) -> None:
         """Wait for this call's turn at the tool's rate; up to a second's worth may come at once."""
@@ -105,8 +101,3 @@ class Guard:
         if self._failures == BREAK_AFTER:
             self._closed_until = self._clock() + COOL_S
         DOWN.labels(self._name).set(float(self._is_down))
-
-
-@contextlib.asynccontextmanager
-async def _everybody() -> AsyncGenerator[None]:
-    yield

@@ -46,13 +46,9 @@ class ActionTokens:
 
     def to_go(self, values: Tensor) -> Tensor:
         """At each token the sum [n] of `values` [n] from it to the end of its row."""
-        before = values.double().cumsum(0) - values
-        return (self.row_sums(values.double())[self.owners] - before + self._before(values)).to(values.dtype)
-
-    def _before(self, values: Tensor) -> Tensor:
-        """At each token the sum of all rows before its own."""
-        sums = self.row_sums(values.double())
-        return (sums.cumsum(0) - sums)[self.owners]
+        exact = values.double()
+        until_the_end = self.row_sums(exact).cumsum(0)[self.owners]  # of all rows up to the token's own
+        return (until_the_end - exact.cumsum(0) + exact).to(values.dtype)
 
 
 @dataclass(frozen=True, slots=True)

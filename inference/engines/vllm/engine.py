@@ -13,7 +13,7 @@ from pathlib import Path
 
 from prometheus_client import Gauge
 
-from inference.engines.base import EngineError, Generation
+from inference.engines.base import EngineError, Generation, check_context
 from inference.engines.vllm import replies
 from inference.engines.vllm.client import Client
 from inference.engines.vllm.clock import Clock
@@ -79,11 +79,7 @@ class VllmEngine:
         seed: int,
     ) -> Generation:
         """See `Engine.generate`. Sessions need no name here: the prefix cache knows them by their tokens."""
-        if not token_ids or max_new_tokens < 1 or len(token_ids) + max_new_tokens > self._max_tokens:
-            raise EngineError(
-                f"a context of {len(token_ids)} tokens and {max_new_tokens} to sample; "
-                f"expected at least one of each and at most {self._max_tokens} together"
-            )
+        check_context(token_ids, max_new_tokens, self._max_tokens)
         sampling = {
             "max_tokens": max_new_tokens,
             "temperature": temperature,
