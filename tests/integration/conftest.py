@@ -1,13 +1,15 @@
-"""The sandbox for code, where this machine can have one."""
+"""The sandbox for code, where this machine can have one; rollout services that end with their test."""
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from inference.sandbox.command import INSTALL
 from inference.sandbox.sandbox import Sandbox
+from schemas.settings import Settings
+from tests.rollout_process import Service
 
 BARE = ("bwrap", "--unshare-all", "--ro-bind", "/", "/", "true")
 
@@ -27,3 +29,18 @@ def sandbox(sandboxes: None) -> Iterator[Sandbox]:
     made = Sandbox(1)
     yield made
     made.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Service]]:
+    """Starts services, and ends what is left of them after the test."""
+    started: list[Service] = []
+
+    def one(settings: Settings, failpoints: str = "") -> Service:
+        started.append(Service(settings, failpoints))
+        return started[-1]
+
+    yield one
+    for service in started:
+        if not service.has_ended:
+            service.kill()

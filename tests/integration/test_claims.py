@@ -2,7 +2,7 @@
 
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,7 @@ from schemas.topics import TRAJECTORIES
 from schemas.trajectory import Trajectory, WeightVersionSpan
 from schemas.wire import pack
 from tests.integration.test_curate_kafka import Rollout, run_to_the_end, settings_for, table
-from tests.integration.test_rollout_service import INSTANCE, Service
-from tests.integration.test_rollout_service import _received as received  # pyright: ignore[reportPrivateUsage]
-from tests.integration.test_rollout_service import _until as until  # pyright: ignore[reportPrivateUsage]
+from tests.rollout_process import INSTANCE, Service, received, until
 from tests.samples import trajectory
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -52,21 +50,6 @@ def long_episode(group: str, index: int, size: int, num_tokens: int = NUM_TOKENS
         num_generated_tokens=num_tokens // 2,
         reward=float(index % 2),
     )
-
-
-@pytest.fixture
-def start() -> Iterator[Callable[..., Service]]:
-    """Starts services, and ends what is left of them after the test."""
-    started: list[Service] = []
-
-    def one(settings: Settings, failpoints: str = "") -> Service:
-        started.append(Service(settings, failpoints))
-        return started[-1]
-
-    yield one
-    for service in started:
-        if not service.has_ended:
-            service.kill()
 
 
 def prepared(kafka: Kafka, tmp_path: Path, max_message_bytes: int) -> Settings:

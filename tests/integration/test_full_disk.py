@@ -12,17 +12,17 @@ from inference.segments import SegmentLog
 from schemas.errors import LagoonError
 from schemas.settings import Kafka, Settings
 from tests.integration.test_exactly_once import COPY, Run, wait_until
-from tests.integration.test_rollout_service import (
+from tests.rollout_process import (
     GROUP_SIZE,
     INSTANCE,
     Service,
-    _assert_each_once,
-    _members,
-    _prepare,
-    _received,
-    _send_tasks,
-    _tasks,
-    _until,
+    assert_each_once,
+    members,
+    prepare_rollouts,
+    received,
+    send_tasks,
+    tasks_of,
+    until,
 )
 from tests.small_disk import small_disk
 from trainers.checkpoint import Checkpoints, State, writing
@@ -95,25 +95,25 @@ def service() -> Iterator[Callable[..., Service]]:
 def test_a_full_disk_under_the_outbox_stops_new_tasks_and_loses_no_finished_episode(
     request: pytest.FixtureRequest, tmp_path: Path, kafka: Kafka, service: Callable[..., Service]
 ) -> None:
-    settings = _prepare(tmp_path, kafka)
+    settings = prepare_rollouts(tmp_path, kafka)
     with small_disk(request, settings.run.folder / "outbox", 4 * MB) as disk:
         running = service(settings)
-        _until(lambda: running.health()[0])
+        until(lambda: running.health()[0])
         disk.fill()
-        _send_tasks(kafka, range(20))
-        _until(lambda: "no tasks are pulled" in running.health()[1])
+        send_tasks(kafka, range(20))
+        until(lambda: "no tasks are pulled" in running.health()[1])
         well, reason = running.health()
         assert not well
         assert f"the disk that holds {disk.folder / INSTANCE} is full" in reason
-        _send_tasks(kafka, range(100, 120))
-        assert _received(kafka) == []
+        send_tasks(kafka, range(100, 120))
+        assert received(kafka) == []
         disk.make_room()
-        wanted = {t.group_id for t in _tasks([*range(20), *range(100, 120)])}
-        _until(lambda: {g for g, n in _members(kafka).items() if n >= GROUP_SIZE} == wanted)
-        _until(lambda: running.health()[0])
+        wanted = {t.group_id for t in tasks_of([*range(20), *range(100, 120)])}
+        until(lambda: {g for g, n in members(kafka).items() if n >= GROUP_SIZE} == wanted)
+        until(lambda: running.health()[0])
         assert running.stop() == 0
         outbox = Outbox(disk.folder / INSTANCE, settings.rollout.outbox_bytes)
-        _assert_each_once(_received(kafka), outbox)
+        assert_each_once(received(kafka), outbox)
         assert outbox.num_trajectories == 40 * GROUP_SIZE
         outbox.close()
 

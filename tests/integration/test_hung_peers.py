@@ -32,16 +32,16 @@ from schemas.names import ErrorKind, Status
 from schemas.settings import ENVIRONMENT_FILE, Kafka, Settings
 from tests.failing_service import FAULT
 from tests.integration.test_exactly_once import COPY, Run, wait_until
-from tests.integration.test_rollout_service import (
+from tests.rollout_fakes import FakeEngine, FakeStore
+from tests.rollout_process import (
     GROUP_SIZE,
     INSTANCE,
     Service,
-    _prepare,
-    _received,
-    _send_tasks,
-    _until,
+    prepare_rollouts,
+    received,
+    send_tasks,
+    until,
 )
-from tests.rollout_fakes import FakeEngine, FakeStore
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_an_engine_that_always_fails_is_named_costs_no_row_and_heals_without_a_r
     tmp_path: Path, kafka: Kafka
 ) -> None:
     """NVIDIA-NeMo/RL#3488: all engines dead, and nobody said so."""
-    settings, fault = _prepare(tmp_path, kafka), tmp_path / "fault"
+    settings, fault = prepare_rollouts(tmp_path, kafka), tmp_path / "fault"
     settings.save(settings.run.folder / "settings.json")
     fault.touch()
     environment = {ENVIRONMENT_FILE: str(settings.run.folder / "settings.json"), "LAGOON_INSTANCE": INSTANCE}
@@ -122,21 +122,21 @@ def test_an_engine_that_always_fails_is_named_costs_no_row_and_heals_without_a_r
         stderr=subprocess.DEVNULL,
     )
     try:
-        _send_tasks(kafka, range(10))
+        send_tasks(kafka, range(10))
         sick = f"rollout-{INSTANCE}: the engine failed "
-        _until(lambda: sick in doctor.examine(doctor.services, settings).mend)
-        _until(lambda: sum(len(m.rows) for m in _received(kafka)) == 10 * GROUP_SIZE)
-        rows = [row for message in _received(kafka) for row in message.rows]
+        until(lambda: sick in doctor.examine(doctor.services, settings).mend)
+        until(lambda: sum(len(m.rows) for m in received(kafka)) == 10 * GROUP_SIZE)
+        rows = [row for message in received(kafka) for row in message.rows]
         assert {(r.status, r.error_kind, r.reward) for r in rows} == {(Status.FAILED, ErrorKind.ENGINE, None)}
         assert all("HTTP 500" in (r.error or "") and r.num_prompt_tokens for r in rows)
         fault.unlink()
-        _send_tasks(kafka, range(100, 102))
-        _until(lambda: sum(len(m.rows) for m in _received(kafka)) == 12 * GROUP_SIZE)
-        healed = [r for m in _received(kafka) for r in m.rows if r.error_kind != ErrorKind.ENGINE]
+        send_tasks(kafka, range(100, 102))
+        until(lambda: sum(len(m.rows) for m in received(kafka)) == 12 * GROUP_SIZE)
+        healed = [r for m in received(kafka) for r in m.rows if r.error_kind != ErrorKind.ENGINE]
         assert len(healed) == 2 * GROUP_SIZE
-        _until(lambda: doctor.examine(doctor.services, settings).mend == "")
+        until(lambda: doctor.examine(doctor.services, settings).mend == "")
         process.send_signal(signal.SIGSTOP)  # hung: it says nothing any more
-        _until(lambda: f"rollout-{INSTANCE}: no answer" in doctor.examine(doctor.services, settings).mend)
+        until(lambda: f"rollout-{INSTANCE}: no answer" in doctor.examine(doctor.services, settings).mend)
     finally:
         process.kill()
         process.wait(10)
@@ -156,18 +156,18 @@ def test_a_broker_that_hangs_ends_a_flow_and_holds_episodes_back_until_it_answer
             ensure_topics(patient.model_copy(update={"topic_prefix": prefix}), timeout_s=60)
         run = Run(kafka.model_copy(update={"topic_prefix": "flow."}), tmp_path / "flow")
         flow = run.start(COPY)
-        settings = _prepare(tmp_path / "rollout", kafka, create=False)
+        settings = prepare_rollouts(tmp_path / "rollout", kafka, create=False)
         service = Service(settings)
-        _until(lambda: service.health()[0])
+        until(lambda: service.health()[0])
         run.send("trajectories", 8, partitions=4)
         wait_until(lambda: run.rows("dead_letters", "topic").total() == 8)
         broker.send_signal(signal.SIGSTOP)
         assert flow.wait(60) == 1
         assert "the broker has been away" in (run.folder / "log").read_text()
         broker.send_signal(signal.SIGCONT)
-        _send_tasks(patient, range(4))
-        _until(lambda: sum(len(m.rows) for m in _received(patient)) == 4 * GROUP_SIZE)
-        _until(lambda: service.health()[0])
+        send_tasks(patient, range(4))
+        until(lambda: sum(len(m.rows) for m in received(patient)) == 4 * GROUP_SIZE)
+        until(lambda: service.health()[0])
     finally:
         for process in (broker, *([service.process] if service else [])):
             process.kill()

@@ -11,21 +11,18 @@ import pytest
 from inference.outbox import Outbox
 from schemas.names import ErrorKind, Status
 from schemas.settings import Kafka, Settings
-from tests.integration.test_rollout_service import (
+from tests.rollout_process import (
     GROUP_SIZE,
     INSTANCE,
     Service,
-    _assert_each_once,
-    _members,
-    _prepare,
-    _received,
-    _send_tasks,
-    _tasks,
-    start,
+    assert_each_once,
+    members,
+    prepare_rollouts,
+    received,
+    send_tasks,
+    tasks_of,
 )
 from tests.vllm_server import START_S, needs_vllm
-
-__all__ = ["start"]
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, needs_vllm, pytest.mark.timeout(1500)]
 
@@ -33,38 +30,38 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, needs_vllm, pytest.mark.timeo
 def test_a_killed_server_costs_the_episodes_in_flight_and_nothing_else(
     tmp_path: Path, kafka: Kafka, start: Callable[..., Service]
 ) -> None:
-    settings = _on_vllm(_prepare(tmp_path, kafka))
+    settings = _on_vllm(prepare_rollouts(tmp_path, kafka))
     service = start(settings)
-    _until(lambda: service.health()[0], service)
-    _send_tasks(kafka, range(20))
-    _until(lambda: bool(_received(kafka)), service)
+    until(lambda: service.health()[0], service)
+    send_tasks(kafka, range(20))
+    until(lambda: bool(received(kafka)), service)
     server = _server_of(service)
     os.kill(server, signal.SIGKILL)
-    _until(lambda: not service.health()[0], service)
-    _until(lambda: service.health()[0], service)
+    until(lambda: not service.health()[0], service)
+    until(lambda: service.health()[0], service)
     assert _server_of(service) != server
-    _send_tasks(kafka, range(100, 105))
-    wanted = {t.group_id for t in _tasks([*range(20), *range(100, 105)])}
-    _until(lambda: {g for g, n in _members(kafka).items() if n >= GROUP_SIZE} == wanted, service)
+    send_tasks(kafka, range(100, 105))
+    wanted = {t.group_id for t in tasks_of([*range(20), *range(100, 105)])}
+    until(lambda: {g for g, n in members(kafka).items() if n >= GROUP_SIZE} == wanted, service)
     assert service.stop() == 0
 
-    messages = _received(kafka)
-    _assert_each_once(messages, Outbox(settings.run.folder / "outbox" / INSTANCE, settings.rollout.outbox_bytes))
+    messages = received(kafka)
+    assert_each_once(messages, Outbox(settings.run.folder / "outbox" / INSTANCE, settings.rollout.outbox_bytes))
     rows = [r for m in messages for r in m.rows]
     failed = [r for r in rows if r.status == Status.FAILED]
     assert {(r.error_kind, r.reward) for r in failed} <= {(ErrorKind.ENGINE, None)}
     assert all(r.num_prompt_tokens > 0 for r in failed)
-    late = {t.group_id for t in _tasks(range(100, 105))}
+    late = {t.group_id for t in tasks_of(range(100, 105))}
     assert not [r for r in failed if r.group_id in late]
     assert {s.version for r in rows for s in r.weight_version_spans} == {1}
 
 
 def test_a_killed_service_takes_its_server_along(tmp_path: Path, kafka: Kafka, start: Callable[..., Service]) -> None:
-    service = start(_on_vllm(_prepare(tmp_path, kafka)))
-    _until(lambda: bool(_descendants(service.process.pid)), service)
+    service = start(_on_vllm(prepare_rollouts(tmp_path, kafka)))
+    until(lambda: bool(_descendants(service.process.pid)), service)
     everything = _descendants(service.process.pid)
     service.kill()
-    _until(lambda: not [pid for pid in everything if _command(pid)], None)
+    until(lambda: not [pid for pid in everything if _command(pid)], None)
 
 
 def _on_vllm(settings: Settings) -> Settings:
@@ -102,7 +99,7 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-def _until(condition: Callable[[], bool], service: Service | None) -> None:
+def until(condition: Callable[[], bool], service: Service | None) -> None:
     deadline = time.monotonic() + START_S
     while not condition():
         assert service is None or not service.has_ended, "the service has ended"

@@ -14,7 +14,7 @@ from tests.chaos.table import Row
 from tests.conftest import running_broker
 from tests.integration.test_exactly_once import COPY, Run
 from tests.integration.test_learner import BATCH, LIMIT_S, begin, prepare
-from tests.integration.test_rollout_service import GROUP_SIZE, Service, _prepare, _received, _send_tasks
+from tests.rollout_process import GROUP_SIZE, Service, prepare_rollouts, received, send_tasks
 from tests.small_disk import SmallDisk, mounted
 from trainers.checkpoint import MANIFEST
 
@@ -82,13 +82,13 @@ def _checkpoints(kafka: Kafka, folder: Path) -> Row:
 
 
 def _outbox(kafka: Kafka, folder: Path) -> Row:
-    row, settings = Row("disk of an outbox"), _prepare(folder, kafka)
+    row, settings = Row("disk of an outbox"), prepare_rollouts(folder, kafka)
     with mounted(settings.run.folder / "outbox", 4 * MB) as disk:
         service = Service(settings)
         try:
             wait(lambda: service.health()[0], 120, "the service")
             disk.fill()
-            _send_tasks(kafka, range(20))
+            send_tasks(kafka, range(20))
             wait(lambda: "no tasks are pulled" in service.health()[1], 120, "back-pressure")
             _recover(row, disk, lambda: wait(lambda: _members(kafka).total() >= 20 * GROUP_SIZE, 120, "all episodes"))
             _check(service.stop() == 0, "the service ends well")
@@ -121,7 +121,7 @@ def _rows(found: Run) -> Counter[tuple]:
 
 
 def _members(kafka: Kafka) -> Counter[str]:
-    return Counter(r.trajectory_id for m in _received(kafka) for r in m.rows)
+    return Counter(r.trajectory_id for m in received(kafka) for r in m.rows)
 
 
 def _check(holds: bool, what: str) -> None:
