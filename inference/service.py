@@ -92,6 +92,8 @@ class RolloutService:
             await asyncio.sleep(_BROKEN_PAUSE_S)
         num_groups = max(1, self.rollouts.room // self.settings.loop.group_size)
         for task in await asyncio.to_thread(self.tasks.next, num_groups):
+            if task.min_weight_version > self.weights.serving:  # of a version that the last look has not seen
+                await self.weights.follow()
             self.packer.started(task.group_id, task.group_size)
             self.rollouts.start(task)
 

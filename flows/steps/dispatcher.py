@@ -11,6 +11,7 @@ import pyarrow as pa
 from flows.steps.difficulty import Posterior
 from flows.steps.dispatches import Entry, to_rows
 from flows.steps.draw import Choice, Deal, Difficulty, draw
+from flows.steps.rounds import Round
 from flows.steps.supply import Supply
 from infra.control import refused
 from schemas.errors import ContractError
@@ -19,7 +20,7 @@ from schemas.messages import BufferReport, Directive, LearnerReport, Task, Weigh
 from schemas.names import OUTCOMES, Event
 from schemas.settings import Settings
 
-FORMAT = 2
+FORMAT = 3
 """Version of the pickled state."""
 
 PAUSE_S = 5.0
@@ -50,6 +51,8 @@ class State:
     leases: dict[str, Lease] = field(default_factory=dict)
     posteriors: dict[str, Posterior] = field(default_factory=dict)
     shards: dict[str, dict[str, int]] = field(default_factory=dict)
+    live: dict[str, dict[int, int]] = field(default_factory=dict)
+    round: Round = field(default_factory=Round)
     decided: list[Task] = field(default_factory=list)
     ready: list[Task] = field(default_factory=list)
 
@@ -90,6 +93,7 @@ class Dispatcher:
             self._hear_shard(news)
         elif isinstance(news, LearnerReport):
             self.state.supply.note_learner(news.num_available, self.state.now_ms, self.settings)
+            self.state.round.note_learner(news, self.state.now_ms, self.settings)
             self._note_version(news.weight_version)
         elif isinstance(news, WeightSummary):
             self._note_version(news.version)
@@ -103,6 +107,7 @@ class Dispatcher:
         for p in report.posteriors:
             state.posteriors[p.task_id] = Posterior(p.alpha, p.beta, p.weight_version)
         state.shards[report.shard] = dict(report.trajectories)
+        state.live[report.shard] = dict(report.live)
         totals = state.shards.values()
         state.supply.admitted = sum(t.get(Event.ADMITTED, 0) for t in totals)
         state.supply.stale = sum(t.get(Event.STALE, 0) for t in totals)
@@ -134,9 +139,15 @@ class Dispatcher:
             self._run_out(lease.task)
         if self._is_paused or not self.state.weight_version:  # before the first version there is nothing to run
             return
-        loop = self.settings.loop
-        for _ in range(self.state.supply.num_groups(len(self.state.leases), loop.group_size)):
+        for _ in range(self._num_groups()):
             self._open()
+
+    def _num_groups(self) -> int:
+        state, loop = self.state, self.settings.loop
+        if loop.mode == "async":
+            return state.supply.num_groups(len(state.leases), loop.group_size)
+        tasks = (lease.task for lease in state.leases.values())
+        return state.round.num_groups(state.weight_version, state.now_ms, state.live.values(), tasks, self.settings)
 
     @property
     def _is_paused(self) -> bool:
@@ -149,6 +160,7 @@ class Dispatcher:
         if abs(away_ms) > max(PAUSE_S, 10 * self.settings.dispatch.tick_s) * 1000:
             state.leases = {k: x._replace(until_ms=x.until_ms + away_ms) for k, x in state.leases.items()}
             state.supply.shift(away_ms)
+            state.round.shift(away_ms)
 
     def _run_out(self, task: Task) -> None:
         if self._is_paused:

@@ -10,6 +10,8 @@ from schemas.settings.base import Positive, Ratio, Seconds, Section
 class Loop(Section):
     """What the three loops agree on."""
 
+    mode: Literal["async", "sync"] = "async"
+    """sync: sample one batch with the newest weights, train one step on it, publish, and only then sample again."""
     max_staleness: int = Field(default=3, ge=0)
     bucket_width: Positive = 1
     group_size: int = Field(default=16, ge=1, le=1024)
@@ -21,6 +23,7 @@ class Dispatch(Section):
     """Which task next, and how many groups are open."""
 
     updates_ahead: float = Field(default=2.5, gt=0)
+    """Batches between what the learner can still use and what is under way; in mode sync it is one."""
     lease_s: Seconds = 120
     max_attempts: Positive = 3
     tick_s: Seconds = 0.5

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import model_validator
 
+from schemas.names import NUM_SHARDS
 from schemas.settings.base import Section
 from schemas.settings.credit import Credit
 from schemas.settings.data import Family, Kafka, Lake, Run, Tracking, Weights
@@ -11,6 +12,15 @@ from schemas.settings.loops import Curate, Dispatch, Evaluator, Learner, Loop, P
 from schemas.settings.objective import Objective
 from schemas.settings.upkeep import Cost, Maintenance, Stack, Telemetry
 from schemas.settings.vllm import Vllm
+
+_SYNC = {
+    "loop.max_staleness": 0,
+    "loop.bucket_width": 1,
+    "learner.sync_interval_start": 1,
+    "learner.sync_interval": 1,
+    "learner.max_uses": 1,
+}
+"""What `loop.mode = "sync"` means, in settings that have a meaning of their own without it."""
 
 
 class Settings(Section):
@@ -90,6 +100,24 @@ class Settings(Section):
             raise ValueError(
                 f"kafka.retention_h {self.kafka.retention_h} is below ten times curate.group_timeout_s "
                 f"{self.curate.group_timeout_s} s; members of open groups could expire"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sync_is_sync(self) -> "Settings":
+        if self.loop.mode == "async":
+            return self
+        sections = self.model_dump(include={"loop", "learner"})
+        found = {name: sections[name.split(".")[0]][name.split(".")[1]] for name in _SYNC}
+        if wrong := [f"{name} = {_SYNC[name]} (got {value})" for name, value in found.items() if value != _SYNC[name]]:
+            raise ValueError(
+                "loop.mode sync trains one step on what the newest weights sampled and publishes what it made, so it "
+                f"needs {', '.join(wrong)}; infra/profiles/sync.toml sets them all"
+            )
+        if self.curate.capacity < NUM_SHARDS * self.loop.batch_size:
+            raise ValueError(
+                f"curate.capacity {self.curate.capacity} is below {NUM_SHARDS} times loop.batch_size "
+                f"{self.loop.batch_size}: in mode sync one shard may have to hold a whole batch"
             )
         return self
 
