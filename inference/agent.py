@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from inference.conversation import Conversation
 from inference.endings import Ending, cut, failed, fault, truncated
 from inference.engines.base import Engine, Generation, request_seed
 from inference.environments.base import Environment, Message, Result, build
-from inference.environments.calls import Call
 from inference.environments.program import Program
+from inference.replay import replay
 from inference.tokenizer import ChatTokenizer
 from inference.tools import Toolbox, within
-from inference.transcript import Transcript
+from inference.transcript import Transcript, recorded, tool_messages
 from schemas.errors import ContractError
 from schemas.ids import content_hash, trajectory_id
 from schemas.messages import Task
@@ -124,10 +125,11 @@ class _Episode:
 
     async def _turns(self) -> Ending:
         environment = self._begin()
+        if isinstance(environment, Program) and self.task.branch:
+            raise ContractError(f"{self.task.environment} leads the conversation itself, which cannot be replayed")
         if isinstance(environment, Program):
             return await self._follow(environment)
-        self._prompt(environment)
-        for number in range(self.limits.max_turns):
+        for number in range(await self._start(environment), self.limits.max_turns):
             begun_s = time.perf_counter()
             generation, text = await self._act(number)
             if not generation.stopped:
@@ -182,11 +184,32 @@ class _Episode:
         return self.environment
 
     def _reset(self, environment: Environment) -> list[Message]:
-        return environment.reset(request_seed("environment", self.task.group_id, self.task.attempt, self.index))
+        return environment.reset(self._seed("environment"))
 
-    def _prompt(self, environment: Environment) -> None:
-        messages = self._reset(environment)
-        self.transcript.prompt(messages, self.tokenizer.prompt(messages))
+    def _seed(self, kind: str, *number: int) -> int:
+        """The seed of something random. A branch has its parent's, but for the turn that it takes anew.
+
+        So its later turns have the luck that the parent's had, and what differs in the end is that turn's doing (common
+        random numbers; the baseline stays independent of the turn's action: Mao et al. 2019, arXiv 1807.02264).
+        """
+        task, branch = self.task, self.task.branch
+        if branch is None or number == (branch.turn,):
+            return request_seed(kind, task.group_id, task.attempt, self.index, *number)
+        return request_seed(kind, branch.group_id, branch.attempt, branch.group_index, *number)
+
+    async def _start(self, environment: Environment) -> int:
+        """Let the agent read its prompt, or a branch what its parent had read; returns the number of its first turn."""
+        messages, branch = self._reset(environment), self.task.branch
+        if branch is None:
+            self.transcript.prompt(messages, self.tokenizer.prompt(messages))
+        else:
+            self.transcript.prompt((), branch.token_ids)  # before the replay, so that a failure keeps it
+            run = partial(self.toolbox.run, environment, timeout_s=self.limits.tool_timeout_s)
+            self.transcript.messages += await replay(branch, messages, environment, self.tokenizer, run)
+        self._check_room()
+        return branch.turn if branch else 0
+
+    def _check_room(self) -> None:
         if self._room() < 1:
             raise ContractError(
                 f"the prompt has {len(self.transcript.token_ids)} tokens; rollout.max_tokens is "
@@ -220,7 +243,7 @@ class _Episode:
                 max_new_tokens=min(limit or most, most, self.limits.max_tokens - len(prompt)),
                 temperature=self.limits.temperature,
                 stop_ids=self.tokenizer.stop_ids,
-                seed=request_seed(kind, self.task.group_id, self.task.attempt, self.index, number),
+                seed=self._seed(kind, number),
             )
         finally:
             self.engine_s += time.perf_counter() - begun_s
@@ -229,11 +252,10 @@ class _Episode:
 
     def _observe(self, environment: Environment, results: tuple[Result, ...]) -> bool:
         """Let the agent read `results`; False when they leave no room to act on them."""
-        messages = [_tool_message(r, environment.observe(r)) for r in results]
+        messages = tool_messages(environment, results)
         token_ids = self.tokenizer.observation(messages) if messages else []
         fits = self._room() > len(token_ids)
-        records = [m | _record(r) for m, r in zip(messages, results, strict=True)]
-        self.transcript.observation(records, token_ids if fits else ())
+        self.transcript.observation(recorded(messages, results), token_ids if fits else ())
         return fits
 
     async def _answer(self, environment: Environment, text: str) -> Ending:
@@ -286,6 +308,7 @@ class _Episode:
             task_family=task.family,
             environment=task.environment,
             attempt=task.attempt,
+            parent_id=task.branch.parent_id if task.branch else None,
             origin=task.origin,
             producer=self.producer,
             content_hash=hashed,
@@ -311,13 +334,3 @@ class _Episode:
             started_at=self.started_at,
             finished_at=datetime.now(UTC),
         )
-
-
-def _record(result: Result) -> Message:
-    """What a trajectory's conversation keeps of a call beside what the agent read."""
-    return {"status": result.status, "latency_s": round(result.latency_s, 6), "attempts": result.attempts}
-
-
-def _tool_message(result: Result, text: str) -> Message:
-    name = {"name": result.call.tool} if isinstance(result.call, Call) else {}
-    return {"role": "tool", **name, "content": text}

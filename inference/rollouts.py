@@ -131,6 +131,7 @@ class Rollouts:
             task_family=task.family,
             environment=task.environment,
             attempt=task.attempt,
+            parent_id=task.branch.parent_id if task.branch else None,
             origin=task.origin,
             producer=self._producer,
             dispatch_weight_version=task.min_weight_version,

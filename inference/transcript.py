@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inference.engines.base import Generation
-from inference.environments.base import Result
+from inference.environments.base import Environment, Message, Result
 from inference.environments.calls import Call
 from schemas.names import ErrorKind, ResultStatus
 from schemas.trajectory import Turn, WeightVersionSpan
@@ -108,6 +108,24 @@ class Transcript:
         self.token_ids += token_ids
         self.action_mask += [False] * len(token_ids)
         self.behavior_logprobs += [0.0] * len(token_ids)
+
+
+def tool_messages(environment: Environment, results: Sequence[Result]) -> list[Message]:
+    """What the agent reads of `results`, a message each."""
+    return [_tool_message(r, environment.observe(r)) for r in results]
+
+
+def recorded(messages: Sequence[Message], results: Sequence[Result]) -> list[Message]:
+    """`messages`, with what a trajectory keeps of each call beside what the agent read."""
+    return [
+        m | {"status": r.status, "latency_s": round(r.latency_s, 6), "attempts": r.attempts}
+        for m, r in zip(messages, results, strict=True)
+    ]
+
+
+def _tool_message(result: Result, text: str) -> Message:
+    name = {"name": result.call.tool} if isinstance(result.call, Call) else {}
+    return {"role": "tool", **name, "content": text}
 
 
 def _fine(results: Sequence[Result]) -> ResultStatus:

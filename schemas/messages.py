@@ -4,6 +4,7 @@ Frozen, strict about unknown keys, timestamps in UTC. `decode` turns bytes into 
 """
 
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -15,6 +16,7 @@ from pydantic import (
     RootModel,
     StringConstraints,
     ValidationError,
+    model_validator,
 )
 
 from schemas.errors import ContractError
@@ -30,6 +32,9 @@ MAX_PAUSE = timedelta(days=1)
 
 MAX_PROBE_TOKENS = 1024
 """Attention over a probe takes memory that grows with the square of its length."""
+
+MAX_PREFIX = 32_768
+"""Tokens before a forked turn: a task has to fit into a message, and into the dispatcher's state."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[\w./:@+\- ]+$")]
 
@@ -79,6 +84,33 @@ def decode(type_: type[M], body: bytes | None) -> M:
         raise ContractError(f"not a {type_.__name__} message: {faults[:800]}") from error
 
 
+class Branch(Message):
+    """Where a task's episodes leave a recorded one: they replay it up to a turn, and sample on from there.
+
+    The parent was member `group_index` of the group, in issue `attempt`; whatever was random in it came from these.
+    `token_ids` are all that it had before the turn, `actions` its earlier turns' actions among them, [start, end).
+    """
+
+    parent_id: Name
+    group_id: Name
+    group_index: Count
+    attempt: int = Field(ge=1, le=1024)
+    token_ids: tuple[Count, ...] = Field(min_length=1, max_length=MAX_PREFIX)
+    actions: tuple[tuple[Count, Count], ...] = Field(default=(), max_length=1024)
+
+    @property
+    def turn(self) -> int:
+        """Number of the turn that is taken anew, from 0."""
+        return len(self.actions)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Branch":
+        edges = [0, *(edge for action in self.actions for edge in action), len(self.token_ids)]
+        if any(b <= a for a, b in pairwise(edges[:-1])) or edges[-2] > edges[-1]:
+            raise ValueError(f"actions {self.actions} do not follow one another in {len(self.token_ids)} tokens")
+        return self
+
+
 class Task(Message):
     """One group to roll out (topic `tasks`), a lease until `lease_until`."""
 
@@ -93,6 +125,7 @@ class Task(Message):
     draw: Count
     attempt: int = Field(default=1, ge=1, le=1024)
     origin: Name = "rollout"
+    branch: Branch | None = None
     min_weight_version: Count = 0
     directive_id: str | None = None
     dispatched_at: Time
