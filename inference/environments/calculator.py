@@ -5,6 +5,7 @@ as text. A family of the settings chooses among the kinds of `questions.KINDS` a
 """
 
 import asyncio
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -23,11 +24,29 @@ TOOL = "calculator"
 ERROR = "error"
 """All that the agent reads of a call that failed, whatever the reason: a tiny policy learns one word."""
 
+_SPARE_S = 1.0
+"""Between the longest call and the limit of the tool."""
+
 Ratio = Annotated[float, Field(ge=0, le=1)]
 
 _CALL = re.compile(r"<call>([^<]*)</call>")
 _EXPRESSION = re.compile(r"(\d{1,4})([-+*])(\d{1,4})", re.ASCII)
 _NUMBER = re.compile(r"-?\d{1,9}", re.ASCII)
+
+
+class ToolSeconds(BaseModel):
+    """How long a call takes, in seconds: log-normal, and never more than `most`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    median: float = Field(gt=0)
+    sigma: float = Field(default=1.0, ge=0)
+    """Standard deviation of the logarithm; at 1 one call in a hundred takes ten times the median."""
+    most: float = Field(gt=0)
+
+    def draw(self, rng: random.Random) -> float:
+        """The duration of one call, in seconds."""
+        return min(rng.lognormvariate(math.log(self.median), self.sigma), self.most)
 
 
 class Options(BaseModel):
@@ -42,6 +61,8 @@ class Options(BaseModel):
     """Share of good calls that never return, so that the tool's limit ends them."""
     crash_rate: Ratio = 0.0
     """Share of episodes in which the environment itself breaks: a failure of the infrastructure."""
+    tool_seconds: ToolSeconds | None = None
+    """Calls that take their time, so that some episodes take many times longer than most; the tool's limit is above."""
 
 
 def options_of(family: str, options: Mapping[str, Any]) -> Options:
@@ -84,7 +105,8 @@ class Calculator(Environment):
     def __init__(self, task: Question, options: Options):
         self.task = task
         self.options = options
-        self.tools = {TOOL: Tool(self._run)}
+        limit_s = options.tool_seconds.most + _SPARE_S if options.tool_seconds else None
+        self.tools = {TOOL: Tool(self._run, timeout_s=limit_s)}
         self.reset(0)
 
     def reset(self, seed: int) -> list[Message]:
@@ -122,6 +144,8 @@ class Calculator(Environment):
     async def _run(self, arguments: dict[str, Any]) -> str:
         self._maybe_crash()
         value = calculate(arguments["expression"])
+        if self.options.tool_seconds:
+            await asyncio.sleep(self.options.tool_seconds.draw(self.rng))
         if self.rng.random() < self.options.hang_rate:
             await asyncio.Event().wait()
         if self.rng.random() < self.options.fail_rate:

@@ -1,6 +1,7 @@
 """The calculator: tasks by number, one operation a call, and a tool that can fail, hang and break."""
 
 import asyncio
+import random
 import subprocess
 import sys
 
@@ -147,3 +148,18 @@ def test_wrong_options_are_refused_with_the_family_named(options):
 def test_an_unknown_environment_is_refused_by_name(name):
     with pytest.raises(SettingsError, match=name):
         build(name, "f", 0, 0, {})
+
+
+def test_slow_calls_are_log_normal_cut_at_their_most_and_within_the_limit_of_the_tool():
+    """Median 0.1, sigma 1: half are longer, and the share above 0.4 is that of a normal above ln 4 = 1.386: 8.3 %."""
+    options = options_of("add", {"tool_seconds": {"median": 0.1, "sigma": 1.0, "most": 0.4}})
+    assert options.tool_seconds is not None
+    rng = random.Random(0)
+    drawn = [options.tool_seconds.draw(rng) for _ in range(10_000)]
+    assert sum(d > 0.1 for d in drawn) / 10_000 == pytest.approx(0.5, abs=0.02)
+    assert sum(d == 0.4 for d in drawn) / 10_000 == pytest.approx(0.083, abs=0.01)
+    assert max(drawn) == 0.4
+    slow = _environment("add", tool_seconds={"median": 0.05, "sigma": 0, "most": 0.05})
+    assert _statuses(slow, 1, timeout_s=0.01) == [ResultStatus.OK]
+    with pytest.raises(SettingsError, match=r"tool_seconds\.median"):
+        options_of("add", {"tool_seconds": {"median": 0, "most": 1}})
