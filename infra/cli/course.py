@@ -1,0 +1,114 @@
+"""The course of a whole run on this machine, for commands that are one: followed live to its end, drained, stopped."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from infra.cli import live
+from infra.control import send_directive
+from infra.lake import Lake
+from infra.sql import connect
+from infra.stack import programs
+from infra.stack.bring_up import take_down
+from infra.stack.supervise import Supervisor
+from infra.watch import Watch
+from schemas.names import Service
+from schemas.settings import Settings
+
+STUCK_S = 120.0
+DRAIN_S = 90.0
+INTERRUPTED_DRAIN_S = 20.0
+INTERRUPTED = "interrupted"
+
+
+@contextmanager
+def interrupts() -> Generator[threading.Event]:
+    """An event that the first Ctrl-C or SIGTERM sets; a second one interrupts at once."""
+    stop = threading.Event()
+
+    def on_signal(number: int, _: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        say("ending; once more to end at once")
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def follow(settings: Settings, stop: threading.Event, limit_s: float = float("inf")) -> str:
+    """Show the loop until the learner has finished, or for `limit_s`; returns why it ended early, or an empty text."""
+    supervisor, watch = Supervisor(settings.run.data_dir), Watch(settings)
+    starting_s = settings.vllm.start_timeout_s if settings.rollout.engine == "vllm" else 0.0
+    last_step, moved_at = 0, time.monotonic() + starting_s
+    deadline = time.monotonic() + limit_s
+    try:
+        with live.Display(settings) as display:
+            while not stop.wait(1):
+                if time.monotonic() > deadline:
+                    return ""
+                state = watch.poll()
+                display.show(state)
+                if state.train_step != last_step:
+                    last_step, moved_at = state.train_step, time.monotonic()
+                learner = next(s for s in supervisor.states() if s.program == Service.LEARNER)
+                if not learner.is_up:
+                    return (
+                        ""
+                        if learner.name == "exited" and not learner.exit_status
+                        else f"the learner is {learner.name}; see {learner.log}"
+                    )
+                if time.monotonic() - moved_at > STUCK_S:
+                    return f"no train step for {STUCK_S:.0f} s; `lagoon status` and {learner.log} say why"
+    finally:
+        watch.close()
+    return INTERRUPTED
+
+
+def drain(settings: Settings, stop: threading.Event, by: str) -> None:
+    """Open no more groups, let the open ones close, let rollouts hand over, and wait until all is in the lake."""
+    deadline = time.monotonic() + (INTERRUPTED_DRAIN_S if stop.is_set() else DRAIN_S)
+    lake = Lake.of(settings)
+    send_directive(settings.kafka, target="dispatch", issued_by=by, reason=f"{by} ends", pause=True)
+    _until(deadline, "open groups to close", lambda: _value(lake, "select open from work") == 0)
+    rollouts = [n for n in programs.service_names(settings) if programs.kind_of(n) == Service.ROLLOUT]
+    Supervisor(settings.run.data_dir).stop(rollouts, timeout_s=settings.rollout.drain_s + 30)
+    settled = "select sum(abs(in_flight)) from conservation"
+    _until(deadline, "the last trajectories to reach the lake", lambda: _value(lake, settled) == 0)
+    judged = "select coalesce(max(version), 0) <= (select coalesce(max(end_version), 0) from evals) from weights"
+    _until(deadline, "the last version to be evaluated", lambda: bool(_value(lake, judged)))
+
+
+def _until(deadline: float, what: str, condition: Callable[[], bool]) -> None:
+    """Wait for `condition`; at the deadline say what is missing and go on: the summary shows it."""
+    say(f"waiting for {what}")
+    while not condition():
+        if time.monotonic() > deadline:
+            say(f"gave up waiting for {what}; the summary counts what is missing")
+            return
+        time.sleep(0.5)
+
+
+def stop_services(settings: Settings, servers_stay: bool) -> None:
+    """Stop the processes of the run, and the servers with them unless they are to stay."""
+    if not servers_stay:
+        take_down(settings.run.data_dir, say)
+        return
+    Supervisor(settings.run.data_dir).stop(programs.service_names(settings), timeout_s=60)
+
+
+def _value(lake: Lake, query: str) -> float:
+    with connect(lake) as connection:
+        row = connection.execute(query).fetchone()
+    return row[0] if row and row[0] is not None else 0
+
+
+def say(line: str) -> None:
+    """Tell the user, at once."""
+    print(line, flush=True)
