@@ -18,6 +18,7 @@ _OWNED = {
     "enable_prefix_caching": "turns of an episode reuse it",
     "enable_scale_out": "token ids in, token ids out",
     "skip_tokenizer_init": "nothing is tokenized twice",
+    "quantization": "every swap would have to quantize again, and no probe could tell its error from wrong weights",
     "worker_extension_cls": "weights are reloaded by Lagoon's",
 }
 

@@ -105,6 +105,18 @@ def test_a_swap_leaves_nothing_of_the_old_weights_in_the_prefix_cache(server: Ru
     _with(server, run)
 
 
+def test_every_swap_of_several_gives_what_a_fresh_load_gives(server: Running) -> None:
+    async def run(engine: VllmEngine) -> None:
+        ids = prompt(8)
+        for version in (2, 1, 2):
+            await engine.load(version, server.policies.folders[version])
+            generation = await say(engine, ids, 20)
+            assert generation.spans == (WeightVersionSpan(0, 20, version),)
+            assert max(errors(generation, ids, server.policies.models)) < TOLERANCE
+
+    _with(server, run)
+
+
 def test_of_64_requests_during_a_swap_all_are_answered(server: Running) -> None:
     async def run(engine: VllmEngine) -> None:
         before = [asyncio.create_task(say(engine, prompt(i), 60, seed=i)) for i in range(16)]

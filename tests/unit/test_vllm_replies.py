@@ -82,6 +82,12 @@ def test_arguments_reach_the_server_and_those_that_lagoon_owns_are_refused_by_na
         load([], ["--vllm.arguments={max-model-len=100}"])
 
 
+def test_a_quantized_engine_is_refused_since_a_second_reload_of_one_cannot_be_proven() -> None:
+    # sgl-project/sglang#30749: it served raw scales
+    with pytest.raises(SettingsError, match=r"sets \['quantization'\].*quantize again"):
+        load([], ['--vllm.arguments={quantization="fp8"}'])
+
+
 @pytest.mark.parametrize("name", ["top_p", "top_k", "min_p"])
 def test_a_cut_distribution_is_refused_because_its_logprobs_are_renormalized(name: str) -> None:
     # probabilities 0.5, 0.4, 0.1 under top_p 0.9: the engine would report 0.5 / 0.9, a ratio of 0.9 at equal weights
