@@ -9,6 +9,7 @@ from schemas.errors import LagoonError
 
 COMMANDS = {
     "demo": "see the whole loop work: start everything, learn for some minutes, stop, prove the books",
+    "compare": "the loop synchronous and asynchronous, one after the other, in one table",
     "up": "start what is missing of the stack and of a run",
     "resume": "go on with a run from its last consistent state, also on a new machine and without its Kafka log",
     "down": "stop everything that was started; data stay",
