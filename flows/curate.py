@@ -38,7 +38,7 @@ from infra.kafka import ensure_topics
 from infra.lake import Lake
 from infra.telemetry import Stop, Telemetry, main
 from schemas.ids import shard_key
-from schemas.messages import BufferReport, Message
+from schemas.messages import BufferReport, Fork, Message
 from schemas.names import Service
 from schemas.settings import Run, Settings, current
 from schemas.tables import DEAD_LETTERS, EXPERIENCE, GROUPS, LEDGER, TASK_DIFFICULTY
@@ -67,14 +67,14 @@ class Decode(StatefulBatchLogic[Routed, Chunk, Sequences]):
         return dict(self._sequences)
 
 
-class Curate(StatefulBatchLogic[Chunk, Rows | BufferReport, bytes]):
+class Curate(StatefulBatchLogic[Chunk, Rows | BufferReport | Fork, bytes]):
     """Chunks become decisions. State: `State`, pickled here, for Bytewax pickles when it may have moved on."""
 
     def __init__(self, settings: Settings, reader: PayloadReader, begin: Begin, state: bytes | None) -> None:
         self._begin, self._shard = begin, Shard(settings, reader, State.from_bytes(state) if state else None)
         self._is_new = state is None
 
-    def on_batch(self, values: list[Chunk]) -> tuple[list[Rows | BufferReport], bool]:
+    def on_batch(self, values: list[Chunk]) -> tuple[list[Rows | BufferReport | Fork], bool]:
         """What follows from the chunks, in order."""
         if self._is_new:  # only now it is known which shard this is
             self._shard.begin(self._begin(values[0].shard))
@@ -109,13 +109,13 @@ def build(
     checked = op.map_value("validate", chunks, check)  # (shard key, Chunk), with the faults of each row
     decided = op.stateful_batch(
         "curate", checked, partial(Curate, settings, reader, begin)
-    )  # (shard key, Rows | BufferReport)
+    )  # (shard key, Rows | BufferReport | Fork)
     for table in TABLES:
         select = partial(of_table, table, settings.run)
         rows = op.filter_map_value(f"select_{table}", decided, select)  # (shard key, RecordBatch)
         lake_output(f"write_{table}", rows, items, sink(table))
     if reports:
-        told = op.filter_map_value("select_reports", decided, report_in)  # (shard key, BufferReport)
+        told = op.filter_map("select_reports", decided, report_in)  # (message key, BufferReport | Fork)
         kafka_output("report", told, reports)
     return flow
 
@@ -127,14 +127,15 @@ def route(item: Raw | Hole | Tick, num_partitions: int) -> list[tuple[str, Route
     return [(shard_key(shard), (shard, item)) for shard in shards(item, num_partitions)]
 
 
-def of_table(table: str, run: Run, item: Rows | BufferReport) -> pa.RecordBatch | None:
+def of_table(table: str, run: Run, item: Rows | BufferReport | Fork) -> pa.RecordBatch | None:
     """The batch in `item`, if it is for `table`."""
     return stamped(item.batch, run) if isinstance(item, Rows) and item.table == table else None
 
 
-def report_in(item: Rows | BufferReport) -> Message | bytes | None:
-    """The report in `item`, if it is one."""
-    return item if isinstance(item, BufferReport) else None
+def report_in(item: tuple[str, Rows | BufferReport | Fork]) -> tuple[str, Message | bytes] | None:
+    """What `item` tells the dispatcher, if it does, under the key that it is compacted by."""
+    key, told = item
+    return None if isinstance(told, Rows) else (f"fork-{key}" if isinstance(told, Fork) else key, told)
 
 
 def flow_for(settings: Settings, stop: Flag | None = None, stop_at_end: bool = False) -> Dataflow:

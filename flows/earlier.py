@@ -28,7 +28,7 @@ _LIVE = """
 SELECT {columns}, len(token_ids) AS num_tokens, partition, "offset", "row", epoch_ms(ingested_at) AS at_ms,
        version_bucket, priority
 FROM experience
-WHERE version_bucket >= ? AND trajectory_id NOT IN (
+WHERE version_bucket >= ? AND origin <> 'counterfactual' AND trajectory_id NOT IN (
     SELECT trajectory_id FROM ledger WHERE event IN ('evicted', 'expired')
 )
 ORDER BY ingested_at, partition, "offset", "row"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from infra.kafka import Follower
 from schemas import topics
-from schemas.messages import BufferMessage, BufferReport, EvalResult, UsageInterval, WeightSummary
+from schemas.messages import BufferMessage, BufferReport, EvalResult, LearnerReport, UsageInterval, WeightSummary
 from schemas.names import OUTCOMES, Phase
 from schemas.settings import Settings
 
@@ -81,7 +81,7 @@ class Watch:
             report = message.root
             if isinstance(report, BufferReport):
                 self._reports[report.shard] = report
-            else:
+            elif isinstance(report, LearnerReport):
                 state.train_step, state.available = report.train_step, report.num_available
         for interval in self._usage.poll():
             if interval.interval_id in self._intervals:

@@ -24,6 +24,11 @@ def group_id(run: str, task_id: str, draw: int) -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{run}/{task_id}/{draw}"))
 
 
+def fork_id(parent_id: str, turn: int) -> str:
+    """The group of the branches that leave trajectory `parent_id` at its turn `turn`, counted from 0."""
+    return str(uuid.uuid5(_NAMESPACE, f"fork/{parent_id}/{turn}"))
+
+
 def task_id(family: str, index: int) -> str:
     """`family/index`, for example `chain/17`."""
     return f"{family}/{index}"

@@ -169,8 +169,22 @@ class BufferReport(Message):
     tokens: dict[str, Count]
     live: dict[int, Count]
     num_pending: Count
+    num_branches: Count = 0
+    """Admitted ones among `trajectories`; nobody trains on them."""
     closed: tuple[ClosedGroup, ...] = ()
     posteriors: tuple[TaskPosterior, ...] = ()
+
+
+class Fork(Message):
+    """A turn that branches are wanted of (topic `buffer`); `group_id` is theirs (`schemas.ids.fork_id`)."""
+
+    kind: Literal["fork"] = "fork"
+    group_id: Name
+    num_branches: int = Field(ge=1, le=1024)
+    task_id: Name
+    family: Name
+    index: Count
+    branch: Branch
 
 
 class LearnerReport(Message):
@@ -185,8 +199,8 @@ class LearnerReport(Message):
     needs_per_step: Count
 
 
-class BufferMessage(RootModel[Annotated[BufferReport | LearnerReport, Field(discriminator="kind")]]):
-    """Any message of topic `buffer`; `root` is the report."""
+class BufferMessage(RootModel[Annotated[BufferReport | LearnerReport | Fork, Field(discriminator="kind")]]):
+    """Any message of topic `buffer`; `root` is what it says."""
 
 
 class WeightSummary(Message):

@@ -32,7 +32,9 @@ class Topic:
 
 
 TASKS = Topic("tasks", "group_id", "JSON schemas.messages.Task", False, "delete")  # a share group has no skew on one
-BUFFER = Topic("buffer", "shard, or `learner`", "JSON BufferReport or LearnerReport", False, "compact")
+BUFFER = Topic(
+    "buffer", "shard, `fork-` and shard, or `learner`", "JSON BufferReport, Fork or LearnerReport", False, "compact"
+)
 TRAJECTORIES = Topic(
     "trajectories", "group_id", "Arrow IPC stream of 1 to 16 rows, or JSON schemas.claims.Claim", True, "delete"
 )

@@ -16,17 +16,20 @@ from flows.steps.supply import Supply
 from infra.control import refused
 from schemas.errors import ContractError
 from schemas.ids import group_id, task_id
-from schemas.messages import BufferReport, Directive, LearnerReport, Task, WeightSummary
-from schemas.names import OUTCOMES, Event
+from schemas.messages import BufferReport, Directive, Fork, LearnerReport, Task, WeightSummary
+from schemas.names import OUTCOMES, Event, Origin
 from schemas.settings import Settings
 
-FORMAT = 3
+FORMAT = 4
 """Version of the pickled state."""
 
 PAUSE_S = 5.0
 """A clock that moved by more, either way, was set or was the dispatcher's absence; no lease has to answer for it."""
 
-News = BufferReport | LearnerReport | WeightSummary | Directive
+MAX_FORKS = 256
+"""Groups of branches that are open at most; their prefixes lie in the state."""
+
+News = BufferReport | LearnerReport | Fork | WeightSummary | Directive
 
 
 class Lease(NamedTuple):
@@ -51,6 +54,7 @@ class State:
     leases: dict[str, Lease] = field(default_factory=dict)
     posteriors: dict[str, Posterior] = field(default_factory=dict)
     shards: dict[str, dict[str, int]] = field(default_factory=dict)
+    branches: dict[str, int] = field(default_factory=dict)
     live: dict[str, dict[int, int]] = field(default_factory=dict)
     round: Round = field(default_factory=Round)
     decided: list[Task] = field(default_factory=list)
@@ -97,6 +101,8 @@ class Dispatcher:
             self._note_version(news.weight_version)
         elif isinstance(news, WeightSummary):
             self._note_version(news.version)
+        elif isinstance(news, Fork):
+            self._fork(news)
         elif news.target in {"dispatch", "all"}:
             self._follow(news)
 
@@ -109,7 +115,8 @@ class Dispatcher:
         state.shards[report.shard] = dict(report.trajectories)
         state.live[report.shard] = dict(report.live)
         totals = state.shards.values()
-        state.supply.admitted = sum(t.get(Event.ADMITTED, 0) for t in totals)
+        state.branches[report.shard] = report.num_branches
+        state.supply.admitted = sum(t.get(Event.ADMITTED, 0) for t in totals) - sum(state.branches.values())
         state.supply.stale = sum(t.get(Event.STALE, 0) for t in totals)
         state.supply.outcomes = sum(t.get(event, 0) for t in totals for event in OUTCOMES)
 
@@ -144,9 +151,9 @@ class Dispatcher:
 
     def _num_groups(self) -> int:
         state, loop = self.state, self.settings.loop
+        tasks = [lease.task for lease in state.leases.values() if lease.task.branch is None]
         if loop.mode == "async":
-            return state.supply.num_groups(len(state.leases), loop.group_size)
-        tasks = (lease.task for lease in state.leases.values())
+            return state.supply.num_groups(len(tasks), loop.group_size)
         return state.round.num_groups(state.weight_version, state.now_ms, state.live.values(), tasks, self.settings)
 
     @property
@@ -196,6 +203,40 @@ class Dispatcher:
             lease_until=_time(self.state.now_ms),
         )
         self._issue(new.model_copy(update=self._lease()), "opened", choice.reason)
+
+    def _fork(self, fork: Fork) -> None:
+        """Open the group of the branches that `fork` asks for. What is refused is not asked for again."""
+        state, settings = self.state, self.settings
+        family = next((f for f in settings.families if f.name == fork.family), None)
+        if family is None or not state.now_ms or fork.group_id in state.leases:
+            return
+        task = Task(
+            group_id=fork.group_id,
+            group_size=fork.num_branches,
+            task_id=fork.task_id,
+            family=fork.family,
+            index=fork.index,
+            environment=family.environment,
+            options=family.options,
+            seed=settings.run.seed,
+            draw=0,
+            origin=Origin.COUNTERFACTUAL,
+            branch=fork.branch,
+            min_weight_version=self._oldest_version(),
+            directive_id=state.directive_id,
+            dispatched_at=_time(state.now_ms),
+            lease_until=_time(state.now_ms),
+        ).model_copy(update=self._lease())
+        if refusal := self._no_room_for_branches():
+            self._entries.append(Entry(task, "abandoned", refusal, state.now_ms))
+        else:
+            self._issue(task, "opened", f"branches of {fork.branch.parent_id} at turn {fork.branch.turn + 1}")
+
+    def _no_room_for_branches(self) -> str | None:
+        if self._is_paused:
+            return "it was asked for while dispatch was paused"
+        num_open = sum(lease.task.branch is not None for lease in self.state.leases.values())
+        return f"{num_open} groups of branches are open" if num_open >= MAX_FORKS else None
 
     def _choose(self, number: int) -> Choice:
         state, settings = self.state, self.settings

@@ -38,6 +38,7 @@ class Admission(NamedTuple):
     priority: float
     is_hard: bool
     group: Stats
+    forked_turns: tuple[int, ...] | None = None
 
 
 class Closing(NamedTuple):

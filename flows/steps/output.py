@@ -8,7 +8,7 @@ from flows.steps import ledger, payloads
 from flows.steps.chunk import Chunk
 from flows.steps.ledger import Admission, Closing, Decision, Estimate, Rows
 from flows.steps.member import Coordinates
-from schemas.messages import BufferReport
+from schemas.messages import BufferReport, Fork
 from schemas.tables import DEAD_LETTERS, EXPERIENCE, GROUPS, LEDGER, TASK_DIFFICULTY
 
 
@@ -24,10 +24,10 @@ class Output:
     estimates: list[Estimate] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     kept: dict[Coordinates, pa.RecordBatch] = field(default_factory=dict)
-    reports: list[BufferReport] = field(default_factory=list)
+    reports: list[BufferReport | Fork] = field(default_factory=list)
 
-    def items(self, chunk: Chunk) -> list[Rows | BufferReport]:
-        """One batch for each table, and the reports."""
+    def items(self, chunk: Chunk) -> list[Rows | BufferReport | Fork]:
+        """One batch for each table, and what is told to the dispatcher."""
         rows = [Rows(DEAD_LETTERS.name, letter) for letter in chunk.dead_letters]
         if self.decisions:
             rows.append(Rows(LEDGER.name, ledger.ledger(self.decisions)))

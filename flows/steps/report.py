@@ -28,6 +28,7 @@ def report(shard: int, state: State) -> BufferReport | None:
         tokens=dict(tally.tokens),
         live=state.live.by_bucket(),
         num_pending=state.num_pending,
+        num_branches=tally.num_branches,
         closed=closed,
         posteriors=tuple(_posterior(task, state) for task in tasks if task in state.posteriors),
     )

@@ -4,22 +4,25 @@ Every decision depends on the messages before it and on nothing else: time is th
 hand. How many messages come in one call changes only how many batches carry the rows.
 """
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from flows.steps import difficulty, eviction, groups
+import pyarrow as pa
+
+from flows.steps import difficulty, eviction, forks, groups
 from flows.steps.admission import from_the_future, too_old, version_at
 from flows.steps.chunk import Chunk, Note, Pack
 from flows.steps.difficulty import Posterior
 from flows.steps.groups import ClosedGroup, OpenGroup, Stats
 from flows.steps.ledger import Admission, Closing, Estimate, Rows
-from flows.steps.member import Member, cleaned, members
+from flows.steps.member import Coordinates, Member, cleaned, members
 from flows.steps.output import Output
 from flows.steps.payloads import PayloadReader, Payloads
 from flows.steps.report import report
 from flows.steps.state import State, each_id
 from flows.steps.validate import RULES, takes_a_place
 from infra.control import refused
-from schemas.messages import BufferReport, Directive, WeightSummary
+from schemas.messages import BufferReport, Directive, Fork, WeightSummary
 from schemas.messages import ClosedGroup as ClosedGroupMessage
 from schemas.names import Event, Origin
 from schemas.settings import Settings
@@ -30,12 +33,13 @@ class Shard:
 
     def __init__(self, settings: Settings, reader: PayloadReader, state: State | None = None) -> None:
         self._loop, self._curate, self._dispatch = settings.loop, settings.curate, settings.dispatch
+        self._credit = settings.credit
         self._capacity = eviction.capacity_of_a_shard(settings.curate.capacity)
         self._policy = eviction.POLICIES[settings.curate.eviction]
         self._payloads = Payloads(reader)
         self.begin(state or State())
         self._out, self._counted = Output(), 0
-        self._here: set[tuple[int, int]] = set()
+        self._here: dict[Coordinates, pa.RecordBatch] = {}
 
     def begin(self, state: State) -> None:
         """Go on from `state`."""
@@ -43,10 +47,10 @@ class Shard:
         self._known = state.known_ids()
         self._oldest = self._oldest_version()
 
-    def curate(self, chunk: Chunk) -> list[Rows | BufferReport]:
+    def curate(self, chunk: Chunk) -> list[Rows | BufferReport | Fork]:
         """What follows from `chunk`: rows of the lake's tables, and a report at every clock message that finds news."""
         self._out, self._counted = Output(), 0
-        self._here = {(e.partition, e.offset) for e in chunk.events if isinstance(e, Pack)}
+        self._here = {(e.partition, e.offset): e.batch for e in chunk.events if isinstance(e, Pack)}
         everyone, faults = members(chunk), chunk.faults.tolist()
         for event in chunk.events:
             self._pass_time(event.at_ms)
@@ -136,6 +140,7 @@ class Shard:
             self._decide(cleaned(member), *((Event.INVALID, invalid) if invalid else (Event.DUPLICATE, duplicate)))
             return
         self._known.add(id_bytes)
+        self.state.purse.count(member)
         if isinstance(group, ClosedGroup):
             self.state.closed[member.group_id] = group.with_late(member, id_bytes)
             self._judge_late(member, group, invalid)
@@ -166,7 +171,7 @@ class Shard:
             self._decide(member, Event.STALE, old)
         elif member.reward is None:
             self._decide(member, Event.NO_SIGNAL, f"no reward: {member.error_kind} failed")
-        elif why := group.stats.no_signal:
+        elif why := _no_signal(group, group.stats):
             self._decide(member, Event.NO_SIGNAL, f"came after the close; {why}")
         else:
             self._admit([member], group.stats)
@@ -207,7 +212,7 @@ class Shard:
 
     def _settle(self, group: OpenGroup, stats: Stats) -> None:
         fresh: list[Member] = []
-        why = stats.no_signal
+        why = _no_signal(group, stats)
         for member in group.pending:
             if old := self._too_old(member):
                 self._decide(member, Event.STALE, old)
@@ -219,8 +224,21 @@ class Shard:
                 self._decide(
                     member, Event.INVALID, "its message, or the object it claims, was gone before its group closed"
                 )
-        self._admit(fresh, stats)
+        self._admit(fresh, stats, self._fork(group, fresh, stats))
         self._payloads.drop(member.place for member in group.pending)
+
+    def _fork(self, group: OpenGroup, fresh: list[Member], stats: Stats) -> dict[str, tuple[int, ...]]:
+        """Ask for branches of the turns that are worth it; which those are, by trajectory."""
+        purse = self.state.purse
+        if group.origin == Origin.COUNTERFACTUAL:
+            purse.settle(group.group_id, scored=stats.num_rewards > 0)
+        if group.origin != Origin.ROLLOUT or not self._credit.fork_budget:
+            return {}
+        batches = self._out.kept | self._here
+        rows = [(m, batches[m.place].slice(m.row, 1)) for m in fresh]
+        wanted = forks.forks(rows, stats.std or 0.0, purse, self._credit)
+        self._out.reports += wanted
+        return forks.turns_by_parent(wanted)
 
     def _forget_groups(self) -> None:
         state = self.state
@@ -256,7 +274,7 @@ class Shard:
             self._out.kept[place] = batch
         return batch is not None
 
-    def _admit(self, admitted: list[Member], stats: Stats) -> None:
+    def _admit(self, admitted: list[Member], stats: Stats, forked: Mapping[str, tuple[int, ...]] = {}) -> None:
         if not admitted:
             return
         state, loop, out = self.state, self._loop, self._out
@@ -269,8 +287,10 @@ class Shard:
             fresh = eviction.freshness(staleness, loop.max_staleness, loop.bucket_width, state.bucket_weights)
             priority = eviction.priority(member, task_mean, hard, fresh, self._curate)
             bucket = member.min_weight_version // loop.bucket_width
-            state.live.add(member, bucket, priority, self._policy)
-            out.admissions.append(Admission(member, bucket, version, staleness, priority, hard, stats))
+            if member.origin != Origin.COUNTERFACTUAL:  # nobody trains on a branch, so it takes no place
+                state.live.add(member, bucket, priority, self._policy)
+            turns = forked.get(member.trajectory_id)
+            out.admissions.append(Admission(member, bucket, version, staleness, priority, hard, stats, turns))
             self._decide(member, Event.ADMITTED, None)
         for member, reason in state.live.evict(self._capacity, self._curate.max_evicted_share):
             self._decide(member, Event.EVICTED, reason)
@@ -291,3 +311,8 @@ class Shard:
         """Bring the totals up to date with the decisions of this call."""
         self.state.tally.count(self._out.decisions[self._counted :])
         self._counted = len(self._out.decisions)
+
+
+def _no_signal(group: OpenGroup | ClosedGroup, stats: Stats) -> str | None:
+    """Why the group teaches nothing, or None. Branches are compared with their parent, so they need not differ."""
+    return None if group.origin == Origin.COUNTERFACTUAL else stats.no_signal

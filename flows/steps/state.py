@@ -7,10 +7,11 @@ from hashlib import blake2b
 from flows.steps.difficulty import Posterior
 from flows.steps.eviction import Live
 from flows.steps.groups import ClosedGroup, OpenGroup
+from flows.steps.purse import Purse
 from flows.steps.tally import Tally
 from schemas.errors import ContractError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the pickled state; another one is refused by name rather than misread."""
 
 MAX_IMPORTS = 16_384
@@ -32,6 +33,7 @@ class State:
     posteriors: dict[str, Posterior] = field(default_factory=dict)
     live: Live = field(default_factory=Live)
     tally: Tally = field(default_factory=Tally)
+    purse: Purse = field(default_factory=Purse)
 
     @property
     def num_pending(self) -> int:

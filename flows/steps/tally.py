@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from flows.steps.ledger import Decision
 from schemas.messages import ClosedGroup
+from schemas.names import Event, Origin
 
 
 @dataclass(slots=True)
@@ -16,6 +17,7 @@ class Tally:
     closed: list[ClosedGroup] = field(default_factory=list)
     changed_tasks: dict[str, None] = field(default_factory=dict)
     changed: bool = False
+    num_branches: int = 0
 
     def count(self, decisions: Iterable[Decision]) -> None:
         """Count what trajectories met."""
@@ -23,6 +25,7 @@ class Tally:
         for member, event, *_ in decisions:
             trajectories[event] = trajectories.get(event, 0) + 1
             tokens[event] = tokens.get(event, 0) + member.num_tokens
+            self.num_branches += event == Event.ADMITTED and member.origin == Origin.COUNTERFACTUAL
             self.changed = True
 
     def close(self, group: ClosedGroup) -> None:

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from schemas.settings.base import Positive, Ratio, Section
+from schemas.settings.base import Positive, Ratio, Seconds, Section
 
 
 class Credit(Section):
@@ -31,7 +31,23 @@ class Credit(Section):
     value_weight: float = Field(default=0.5, gt=0)
     """Of the value loss beside the objective; it reaches the trunk that both share."""
 
+    fork_budget: float = Field(default=0.0, ge=0, le=16)
+    """Tokens that branches may sample for each token of ordinary episodes; 0: no turn is forked."""
+    fork_branches: int = Field(default=4, ge=1, le=64)
+    """Branches of a forked turn."""
+    fork_wait_s: Seconds = 15
+    """How long the learner keeps a group back whose branches are under way; after it the baseline alone counts."""
+
+    @model_validator(mode="after")
+    def _comparable(self) -> "Credit":
+        if self.fork_budget and self.baseline == "value":
+            raise ValueError(
+                f"credit.fork_budget {self.fork_budget} with baseline value: branches replace the mean of a group, and "
+                "GAE has none; set fork_budget = 0 or another baseline"
+            )
+        return self
+
     @property
     def reads_turns(self) -> bool:
         """Whether the learner needs what the lake says about turns beyond where their actions lie."""
-        return self.process_weight > 0 or self.baseline in {"turn_group", "value"}
+        return self.process_weight > 0 or self.fork_budget > 0 or self.baseline in {"turn_group", "value"}

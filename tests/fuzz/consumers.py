@@ -30,12 +30,14 @@ from infra.stack.ports import free_port
 from infra.stack.programs import ROOT
 from schemas.errors import ContractError
 from schemas.messages import (
+    Branch,
     BufferMessage,
     BufferReport,
     ClosedGroup,
     Directive,
     EvalResult,
     FamilyScore,
+    Fork,
     LearnerReport,
     Message,
     Task,
@@ -90,6 +92,13 @@ def _shard() -> Message:
     )  # fmt: skip
 
 
+def _fork() -> Message:
+    branch = Branch(
+        parent_id=uid("p"), group_id=uid("g"), group_index=1, attempt=1, token_ids=tuple(range(9)), actions=((2, 4),)
+    )
+    return Fork(group_id=uid("f"), num_branches=2, task_id="add/1", family="add", index=1, branch=branch)
+
+
 def _learner() -> Message:
     return LearnerReport(at=AT, weight_version=1, train_step=1, num_available=4, num_consumed=0, needs_per_step=4)
 
@@ -107,6 +116,7 @@ CLASSES: dict[str, tuple[str, Callable[[], Message], type[Any]]] = {
     "weights": (WEIGHTS.name, _weights, WeightSummary),
     "directives": (CONTROL.name, _directive, Directive),
     "shard_reports": (BUFFER.name, _shard, BufferMessage),
+    "forks": (BUFFER.name, _fork, BufferMessage),
     "learner_reports": (BUFFER.name, _learner, BufferMessage),
     "tasks": (TASKS.name, _task, Task),
 }

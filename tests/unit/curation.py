@@ -12,7 +12,7 @@ from flows.steps.shard import Shard
 from flows.steps.state import State
 from flows.steps.validate import validate
 from schemas.ids import shard_of
-from schemas.messages import BufferReport
+from schemas.messages import BufferReport, Fork
 from schemas.settings import Settings
 from schemas.tables import TABLES
 from schemas.topics import TRAJECTORIES
@@ -46,6 +46,7 @@ class Curation:
         self.curator = Shard(settings, self.log)
         self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
         self.reports: list[BufferReport] = []
+        self.forks: list[Fork] = []
 
     def feed(self, *items: Raw | Hole) -> list[pa.RecordBatch]:
         """Let the shard see `items` in one call; returns the batches."""
@@ -58,6 +59,8 @@ class Curation:
             if isinstance(item, Rows):
                 assert item.batch.schema.equals(TABLES[item.table].schema)
                 self.rows[item.table] += item.batch.to_pylist()
+            elif isinstance(item, Fork):
+                self.forks.append(item)
             else:
                 self.reports.append(item)
         return [item.batch for item in found if isinstance(item, Rows)]

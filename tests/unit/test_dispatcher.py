@@ -5,9 +5,19 @@ from typing import Any
 
 import pytest
 
-from flows.steps.dispatcher import Dispatcher, State
+from flows.steps.dispatcher import MAX_FORKS, Dispatcher, State
 from schemas.ids import group_id
-from schemas.messages import BufferReport, ClosedGroup, Directive, LearnerReport, Task, TaskPosterior, WeightSummary
+from schemas.messages import (
+    Branch,
+    BufferReport,
+    ClosedGroup,
+    Directive,
+    Fork,
+    LearnerReport,
+    Task,
+    TaskPosterior,
+    WeightSummary,
+)
 from schemas.settings import Settings
 
 S = 1000
@@ -283,3 +293,60 @@ def test_work_is_conserved_whatever_happens() -> None:
     assert set(abandoned) <= set(opened)
     assert not set(abandoned) & set(dispatcher.state.leases)
     assert set(dispatcher.state.leases) <= set(opened)
+
+
+# branches
+
+
+def fork(number: int = 0) -> Fork:
+    branch = Branch(parent_id=f"p{number}", group_id="g", group_index=2, attempt=1, token_ids=(1, 2, 3))
+    return Fork(group_id=f"f{number}", num_branches=3, task_id="add/7", family="add", index=7, branch=branch)
+
+
+def test_branches_are_leases_that_take_no_room_from_other_groups() -> None:
+    dispatcher = started()
+    dispatcher.tick(S)
+    dispatcher.rows()
+    dispatcher.hear(fork())
+    dispatcher.hear(fork())  # delivered twice
+    (task,) = [t for t in sent(dispatcher) if t.branch]
+    assert (task.group_id, task.group_size, task.origin, task.environment) == ("f0", 3, "counterfactual", "calculator")
+    assert (task.task_id, task.index, task.options, task.seed) == ("add/7", 7, {"kind": "add"}, 7)
+    assert task.branch == fork().branch
+    assert events(dispatcher, "group_id", "reason") == [("opened", "f0", "branches of p0 at turn 1")]
+    dispatcher.tick(2 * S)
+    assert len(dispatcher.state.leases) == 4 + 1
+    dispatcher.hear(closing(task).model_copy(update={"trajectories": {"admitted": 3}, "num_branches": 3}))
+    dispatcher.tick(3 * S)
+    assert len(dispatcher.state.leases) == 4  # 16 = 4 groups of 4; the branches are none of the learner's supply
+
+
+def test_branches_that_do_not_come_are_issued_again_and_then_given_up() -> None:
+    dispatcher = started()
+    dispatcher.tick(S)
+    dispatcher.hear(fork())
+    for at_s in range(2, 25):
+        dispatcher.tick(at_s * S)
+    mine = [e for e in events(dispatcher, "group_id", "attempt") if e[1] == "f0"]
+    assert mine == [("opened", "f0", 1), ("reissued", "f0", 2), ("abandoned", "f0", 2)]
+
+
+def test_branches_that_cannot_be_had_now_are_refused_with_a_row() -> None:
+    dispatcher = started()
+    dispatcher.tick(S)
+    for number in range(MAX_FORKS + 1):
+        dispatcher.hear(fork(number))
+    dispatcher.hear(directive(pause=True))
+    dispatcher.hear(fork(MAX_FORKS + 1))
+    refused = [e[1:] for e in events(dispatcher, "group_id", "reason") if e[0] == "abandoned"]
+    assert refused == [
+        (f"f{MAX_FORKS}", f"{MAX_FORKS} groups of branches are open"),
+        (f"f{MAX_FORKS + 1}", "it was asked for while dispatch was paused"),
+    ]
+
+
+def test_branches_of_a_family_that_is_not_in_the_settings_are_not_opened() -> None:
+    dispatcher = started()
+    dispatcher.tick(S)
+    dispatcher.hear(fork().model_copy(update={"family": "gone"}))
+    assert [t for t in sent(dispatcher) if t.branch] == []

@@ -35,7 +35,9 @@ def test_each_message_of_a_small_topic_is_one_row_or_one_dead_letter(rng: random
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(seeds, st.sampled_from(["shard_reports", "learner_reports", "weights", "directives"]))))
+@given(
+    st.lists(st.tuples(seeds, st.sampled_from(["shard_reports", "forks", "learner_reports", "weights", "directives"])))
+)
 def test_no_message_stops_the_dispatcher_or_spoils_its_state(messages: list[tuple[random.Random, str]]) -> None:
     dispatcher = Dispatcher(Settings.model_validate({"families": [{"name": "add"}], "curate": {"group_timeout_s": 5}}))
     topics = {"weights": WEIGHTS.name, "directives": CONTROL.name}

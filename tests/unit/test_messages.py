@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from schemas import ids
 from schemas.errors import ContractError
 from schemas.messages import (
+    Branch,
     BufferReport,
     Directive,
     EvalResult,
     File,
+    Fork,
     LearnerReport,
     Manifest,
     Task,
@@ -23,7 +25,7 @@ from schemas.messages import (
 )
 from schemas.names import NUM_SHARDS
 
-MESSAGES = (Task, BufferReport, LearnerReport, WeightSummary, EvalResult, Directive, UsageInterval, Manifest)
+MESSAGES = (Task, BufferReport, Fork, LearnerReport, WeightSummary, EvalResult, Directive, UsageInterval, Manifest)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -44,6 +46,10 @@ def _valid(type_: type) -> st.SearchStrategy:
         BufferReport: dict(shard=names, at=time, learner_version=counts, num_pending=counts,
                            trajectories=st.dictionaries(names, counts), tokens=st.dictionaries(names, counts),
                            live=st.dictionaries(counts, counts)),
+        Fork: dict(group_id=names, num_branches=st.integers(1, 64), task_id=names, family=names, index=counts,
+                   branch=st.builds(Branch, parent_id=names, group_id=names, group_index=counts,
+                                    attempt=st.integers(1, 9), token_ids=st.lists(counts, min_size=6),
+                                    actions=st.sampled_from([(), ((1, 2),), ((1, 3), (4, 6))]))),
         LearnerReport: dict(at=time, weight_version=counts, train_step=counts, num_available=counts,
                             num_consumed=counts, needs_per_step=counts),
         WeightSummary: dict(version=counts, fingerprint=names, num_bytes=counts, train_step=counts, created_at=time),
