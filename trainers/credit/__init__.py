@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from schemas.settings import Credit
 from trainers.batches import Floats
+from trainers.credit.counterfactual import with_branches
 from trainers.credit.evidence import Evidence
 from trainers.credit.group import GroupStatistics, group, group_advantages, group_statistics
 from trainers.credit.leave_one_out import leave_one_out, leave_one_out_advantages
@@ -12,9 +13,9 @@ from trainers.credit.turn_group import turn_group
 from trainers.credit.turns import Turns
 
 BASELINES: dict[str, Callable[[Evidence, Credit], Floats]] = {
-    "group": group,
-    "leave_one_out": leave_one_out,
-    "turn_group": turn_group,
+    "group": with_branches(group),
+    "leave_one_out": with_branches(leave_one_out),
+    "turn_group": with_branches(turn_group),
 }
 """All but `value`, which needs what the value head says (see `trainers.credit.value`)."""
 

@@ -14,13 +14,17 @@ from schemas.names import Status
 from trainers.batches import Floats, Ints
 from trainers.credit.turns import Turns
 
+BRANCH_MEANS = "branch_means"
+"""Column of a batch's rows, list<float64> by turn: mean outcome of the branches of each, null where it has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Of n rows with m turns. Per row: `outcomes`, the closed group's `means`, `stds`, `nums`; `groups` numbers groups.
 
     `process` float64 [m] are the turns' process rewards, on the outcome's scale and with their weight; `truncated` bool
-    [n], rows that were cut off, whose outcome is not the end of what they would have earned.
+    [n], rows that were cut off, whose outcome is not the end of what they would have earned; `branch_means` [m], what
+    branches of a turn earned on average, NaN where it has none; None where no turn has any.
     """
 
     turns: Turns
@@ -31,6 +35,7 @@ class Evidence:
     groups: Ints
     process: Floats
     truncated: NDArray[np.bool_]
+    branch_means: Floats | None = None
 
     @classmethod
     def of(cls, rows: pa.Table, turns: Turns, process_factor: float) -> "Evidence":
@@ -39,7 +44,8 @@ class Evidence:
         outcomes, means, stds, nums = (rows[name].cast(pa.float64()).to_numpy() for name in columns)
         groups = pc.dictionary_encode(rows["group_id"].combine_chunks()).indices.to_numpy().astype(np.int64)
         truncated = np.array(pc.equal(rows["status"], Status.TRUNCATED).to_pylist(), np.bool_)
-        return cls(turns, outcomes, means, stds, nums, groups, turns.rewards * process_factor, truncated)
+        process, branches = turns.rewards * process_factor, _branch_means(rows, turns)
+        return cls(turns, outcomes, means, stds, nums, groups, process, truncated, branches)
 
     @property
     def rewards(self) -> Floats:
@@ -56,3 +62,15 @@ class Evidence:
         groups = self.groups[self.turns.owners]
         means = np.bincount(groups, self.process) / np.maximum(np.bincount(groups), 1)
         return self.turns.to_go(self.process - means[groups], gamma)
+
+
+def _branch_means(rows: pa.Table, turns: Turns) -> Floats | None:
+    """Column BRANCH_MEANS of `rows`, [m], if it is there: lists with one for each of the first turns of a row."""
+    if BRANCH_MEANS not in rows.column_names:
+        return None
+    found = np.full(len(turns.starts), np.nan)
+    for row, means in enumerate(rows[BRANCH_MEANS].to_pylist()):
+        start, end = turns.bounds[row : row + 2]
+        known = np.array((means or ())[: end - start], np.float64)  # null becomes NaN
+        found[start : start + len(known)] = known
+    return found
