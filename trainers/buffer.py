@@ -1,65 +1,61 @@
 """The live buffer: which admitted trajectories may still be trained on, and which of them come next.
 
-Pure and deterministic: the same rows, version and weights give the same choice, so a resumed learner goes on as an
-uninterrupted one would, with any number of ranks.
+Pure and deterministic: the same rows, version, weights and number of the draw give the same choice, so a resumed
+learner goes on as an uninterrupted one would, with any number of ranks.
 """
 
-import heapq
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, islice
 from operator import attrgetter
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from trainers.batches import Tokens
+from trainers.batches import Tokens, num_action_tokens
+from trainers.fairness import Fairness, length_class
+from trainers.siblings import Chunk, Live, Siblings
 
 NEAR = 3
 """Ages that are drawn from in turn: the current bucket, one back, two back. Older buckets share one small weight."""
 
-_BY_RANK = attrgetter("rank")
+Memory = tuple[float, int, float | None]
+"""What a checkpoint keeps of a live group: priority, length class, and the probability that its rest was drawn with."""
+
+
+class Pick(NamedTuple):
+    """A row that was drawn, and the probability that it would be."""
+
+    row: Live
+    probability: float
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Rows that came together: scalar columns as Arrow, token columns as arrays."""
+class Rule:
+    """How rows are drawn.
 
-    rows: pa.Table
-    tokens: Tokens
-
-
-@dataclass(slots=True)
-class Live:
-    """A trajectory in the buffer: row `index` of `chunk`. `rank` orders a bucket, `uses` counts the batches it was in.
-
-    Siblings rank by their mean priority and stay together: picking rows by their own would train on the rare outcome of
-    a group without its counterweight, and advantages would not sum to zero any more.
+    `old_weight` is the share of a batch that buckets three and more back get, as a weight beside 1 for the current one;
+    `exponent` is what priorities inside a bucket are raised to.
     """
 
-    trajectory_id: str
-    group_id: str
-    min_weight_version: int
-    bucket: int
-    group_priority: float
-    delta_version: int
-    chunk: Chunk
-    index: int
-    num_tokens: int
-    rank: tuple[float, int, str, int]
-    uses: int = 0
+    bucket_width: int = 1
+    max_uses: int = 1
+    old_weight: float = 0.05
+    exponent: float = 1.0
+    group_size: int = 1
 
 
 class LiveBuffer:
-    """Live trajectories by id, in order of arrival, and by bucket, in order of choice.
+    """Live trajectories by id, in order of arrival, and by group."""
 
-    `old_weight` is the share of a batch that buckets three and more back get, as a weight beside 1 for the current one.
-    """
-
-    def __init__(self, bucket_width: int, max_uses: int, old_weight: float):
-        self._bucket_width, self._max_uses, self._old_weight = bucket_width, max_uses, old_weight
+    def __init__(self, rule: Rule, fairness: Fairness | None = None):
+        self.fairness = fairness or Fairness()
+        self._rule = rule
         self._live: dict[str, Live] = {}
-        self._buckets: dict[int, list[Live]] = {}
+        self._groups: dict[str, Siblings] = {}
         self._arrivals = 0
 
     def __len__(self) -> int:
@@ -72,79 +68,162 @@ class LiveBuffer:
         """All live trajectories, in order of arrival."""
         return list(self._live.values())
 
-    def add(self, delta_version: int, chunk: Chunk, kept: Mapping[str, tuple[int, float]] | None = None) -> None:
+    def groups(self) -> dict[str, Memory]:
+        """What is to be kept of each live group."""
+        return {name: (group.priority, group.length, group.rest_of) for name, group in self._groups.items()}
+
+    def add(self, delta_version: int, chunk: Chunk, uses: Sequence[int] = ()) -> None:
         """Take in the rows of `chunk`, which hold the scalar fields of Live; known ids are passed over.
 
-        `kept` has uses and group priority of rows that come back after a restart; a new group's priority is the mean
-        over its rows in `chunk`.
+        A new group's priority and length class are those of the mean over its rows in `chunk`. `uses` has those of rows
+        that come back after a restart, whose groups `remember` has made.
         """
-        names = ("trajectory_id", "group_id", "min_weight_version", "version_bucket", "priority")
-        cells = list(zip(*(chunk.rows.column(n).to_pylist() for n in names), strict=True))
-        means = _group_means((group, priority) for _, group, _, _, priority in cells)
-        fresh: dict[int, list[Live]] = defaultdict(list)
-        lengths = chunk.tokens.lengths.tolist()
-        for index, (name, group, version, bucket, _) in enumerate(cells):
-            if name not in self._live:
-                used, mean = (kept or {}).get(name, (0, means[group]))
-                rank = (-mean, delta_version, group, self._arrivals)
-                size = lengths[index]
-                row = Live(name, group, version, bucket, mean, delta_version, chunk, index, size, rank, used)
-                self._live[name] = row
-                self._arrivals += 1
-                fresh[bucket].append(row)
-        for bucket, rows in fresh.items():
-            self._buckets[bucket] = sorted([*self._buckets.get(bucket, []), *rows], key=_BY_RANK)
+        names = ("trajectory_id", "group_id", "min_weight_version", "version_bucket")
+        columns = [chunk.rows.column(name).to_pylist() for name in names]
+        lengths, back = chunk.tokens.lengths.tolist(), bool(len(uses))
+        self._make_groups(columns[1], chunk)
+        for index, (name, group, version, bucket) in enumerate(zip(*columns, strict=True)):
+            if name in self._live:
+                continue
+            used = uses[index] if back else 0
+            row = Live(name, group, version, bucket, delta_version, chunk, index, lengths[index], self._arrivals, used)
+            self._arrivals += 1
+            self._live[name] = row
+            self._groups[group].rows.append(row)
+            if not back:
+                self.fairness.note_come(self._groups[group].length)
+        for group in set(columns[1]):
+            self._groups[group].rows.sort(key=attrgetter("min_weight_version", "arrival"))  # the oldest expire first
+
+    def remember(self, groups: Mapping[str, Memory]) -> None:
+        """Know the groups of rows that come back after a restart."""
+        self._groups = {name: Siblings(name, p, length, rest_of=rest) for name, (p, length, rest) in groups.items()}
 
     def discard(self, trajectory_ids: Iterable[str]) -> int:
         """Drop these; returns how many were live."""
-        rows = [row for name in trajectory_ids if (row := self._live.pop(name, None)) is not None]
-        self._sweep(Counter(row.bucket for row in rows))
-        return len(rows)
+        gone = [row for name in trajectory_ids if (row := self._live.pop(name, None)) is not None]
+        for name in {row.group_id for row in gone}:
+            group = self._groups[name]
+            group.rows = [row for row in group.rows if row.trajectory_id in self._live]
+            if not group.rows:
+                del self._groups[name]
+        return len(gone)
 
     def prune(self, oldest: int) -> int:
         """Drop what has an action token older than version `oldest`; returns how many."""
-        aged = [rows for bucket, rows in self._buckets.items() if bucket <= oldest // self._bucket_width]
-        return self.discard([row.trajectory_id for rows in aged for row in rows if row.min_weight_version < oldest])
+        return self.discard([row.trajectory_id for row in self._live.values() if row.min_weight_version < oldest])
 
-    def choose(self, count: int, version: int, weights: Sequence[float] | None = None) -> list[Live]:
-        """The next `count` trajectories for a learner at weight `version`; fewer only if there are no more.
+    def choose(self, count: int, version: int, weights: Sequence[float] | None = None, number: int = 0) -> list[Pick]:
+        """Draw `number`: the next `count` trajectories for a learner at weight `version`; fewer only if there are none.
 
-        Each bucket age first gets its share of the batch (weight / sum of the weights of the ages present, rounded
-        down); what is left goes to the newest buckets. By default the weights are 1 for the current bucket, 0 for one
-        and two back, `old_weight` for all older ones together, so that the current comes first, the next two fill up
-        and old ones are not starved. `weights` multiply these by age; an age beyond them keeps its weight. Inside a
-        bucket the group of higher priority goes first, then the earlier one; siblings follow one another.
+        First comes what the batch before left of its groups, and each length class gets what it is owed (`fairness`).
+        Then each bucket age gets its share of the rest (weight / sum of the weights of the ages present, rounded down);
+        what is left goes to the newest buckets. By default the weights are 1 for the current bucket, 0 for one and two
+        back, `old_weight` for all older ones together, so that the current comes first, the next two fill up and old
+        ones are not starved. `weights` multiply these by age; an age beyond them keeps its weight. Inside a bucket,
+        groups are drawn at random by priority.
         """
-        by_age = self._by_age(version // self._bucket_width)
-        shares = _shares(by_age, self._old_weight, weights or ())
-        total = sum(shares.values()) or 1.0
-        chosen = [row for age, rows in by_age.items() for row in islice(rows, int(count * shares[age] / total))]
-        for rows in by_age.values():
-            chosen += islice(rows, count - len(chosen))
-        return chosen
+        draw = _Draw(self._by_age(version // self._rule.bucket_width), number, self._rule)
+        for age in draw.ages:
+            draw.take(age, count - len(draw), _is_rest)
+        for length, debt in self.fairness.owed().items():
+            left = debt - debt % self._rule.group_size
+            for age in draw.ages:
+                left -= draw.take(age, min(left, count - len(draw)), partial(_is_of, length))
+        shares = _shares(draw.ages, self._rule.old_weight, weights or ())
+        total, rest = sum(shares.values()) or 1.0, count - len(draw)
+        for age, share in shares.items():
+            draw.take(age, int(rest * share / total))
+        for age in draw.ages:
+            draw.take(age, count - len(draw))
+        return list(draw.picks())
 
-    def use(self, rows: Sequence[Live]) -> None:
-        """Count a use of `rows`; what has been used `max_uses` times leaves."""
-        for row in rows:
-            row.uses += 1
-        self.discard([row.trajectory_id for row in rows if row.uses >= self._max_uses])
+    def use(self, picks: Sequence[Pick]) -> None:
+        """Count a use of the drawn rows; what has been used `max_uses` times leaves."""
+        groups = {pick.row.group_id: (self._groups[pick.row.group_id], pick.probability) for pick in picks}
+        drawn = {pick.row.trajectory_id for pick in picks}
+        for group, probability in groups.values():
+            whole = all(row.trajectory_id in drawn for row in group.rows)
+            group.rest_of = None if whole else probability
+        self.fairness.note_trained(Counter(groups[pick.row.group_id][0].length for pick in picks))
+        for pick in picks:
+            pick.row.uses += 1
+        self.discard([pick.row.trajectory_id for pick in picks if pick.row.uses >= self._rule.max_uses])
 
-    def _by_age(self, bucket: int) -> dict[int, Iterator[Live]]:
-        """Rows by bucket age (NEAR stands for all older ones), newest first, each in the order of choice."""
-        found: dict[int, list[list[Live]]] = defaultdict(list)
-        for number, rows in self._buckets.items():
-            found[min(max(bucket - number, 0), NEAR)].append(rows)
-        return {age: heapq.merge(*lists, key=_BY_RANK) for age, lists in sorted(found.items())}
+    def _make_groups(self, groups: Sequence[str], chunk: Chunk) -> None:
+        found: dict[str, list[int]] = defaultdict(list)
+        for index, group in enumerate(groups):
+            if group not in self._groups:
+                found[group].append(index)
+        priorities, actions = chunk.rows.column("priority").to_pylist(), num_action_tokens(chunk.tokens).tolist()
+        for group, rows in found.items():
+            priority = sum(priorities[i] for i in rows) / len(rows)
+            length = length_class(sum(actions[i] for i in rows) / len(rows))
+            self._groups[group] = Siblings(group, priority, length)
 
-    def _sweep(self, gone: Mapping[int, int]) -> None:
-        """Take rows that are no longer live out of their buckets, of which `gone` has the numbers."""
-        for bucket, count in gone.items():
-            rows, live = self._buckets[bucket], self._live
-            first = next((i for i, row in enumerate(rows) if row.trajectory_id in live), len(rows))
-            # mostly they stood in front, because they have just been chosen
-            self._buckets[bucket] = rows[first:] if first == count else [r for r in rows if r.trajectory_id in live]
-            if not self._buckets[bucket]:
-                del self._buckets[bucket]
+    def _by_age(self, bucket: int) -> dict[int, list[Siblings]]:
+        """Groups by bucket age (NEAR stands for all older ones), newest first."""
+        found: dict[int, list[Siblings]] = defaultdict(list)
+        for group in self._groups.values():
+            found[min(max(bucket - group.bucket, 0), NEAR)].append(group)
+        return dict(sorted(found.items()))
+
+
+class _Draw:
+    """A draw under way: groups of each age in the order of their alarms, and how many rows of each are taken."""
+
+    def __init__(self, ages: Mapping[int, list[Siblings]], number: int, rule: Rule):
+        self._exponent = rule.exponent
+        self._rings = {g.group_id: g.ring(number, rule.exponent) for groups in ages.values() for g in groups}
+        self.ages = {age: sorted(groups, key=self._order) for age, groups in ages.items()}
+        self._taken: dict[str, int] = {}
+        self._open: set[tuple[int, int]] = set()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def take(self, age: int, count: int, wanted: Callable[[Siblings], bool] | None = None) -> int:
+        """Take `count` more rows of `age`, of groups that are `wanted`, else of any; returns how many there were."""
+        left = max(count, 0)
+        for group in self.ages[age]:
+            before = self._taken.get(group.group_id, 0)
+            more = min(left, len(group.rows) - before)
+            if more > 0 and (wanted is None or wanted(group)):
+                self._taken[group.group_id] = before + more
+                left -= more
+                if wanted is None:
+                    self._open.add((age, group.length))
+        self._size += max(count, 0) - left
+        return max(count, 0) - left
+
+    def picks(self) -> Iterator[Pick]:
+        """The rows that were taken, newest age first, each with its probability.
+
+        Given the other alarms, a group is drawn if its own goes off before that of the first which was not. Where a
+        length class got no more than it was owed, that is the first of its class.
+        """
+        for age, groups in self.ages.items():
+            first, first_of = math.inf, dict[int, float]()
+            for group in reversed(groups):
+                if group.group_id not in self._taken:
+                    first = first_of[group.length] = self._rings[group.group_id]
+            for group in groups:
+                until = first if (age, group.length) in self._open else first_of.get(group.length, math.inf)
+                probability = group.probability(until, self._exponent)
+                for row in islice(group.rows, self._taken.get(group.group_id, 0)):
+                    yield Pick(row, probability)
+
+    def _order(self, group: Siblings) -> tuple[float, int]:
+        return self._rings[group.group_id], group.rows[0].arrival
+
+
+def _is_rest(group: Siblings) -> bool:
+    return group.rest_of is not None
+
+
+def _is_of(length: int, group: Siblings) -> bool:
+    return group.length == length
 
 
 def gather(rows: Sequence[Live]) -> Chunk:
@@ -155,13 +234,6 @@ def gather(rows: Sequence[Live]) -> Chunk:
     scalars = pa.concat_tables([chunk.rows for chunk in chunks.values()])
     table = scalars.take([starts[id(row.chunk)] + row.index for row in rows])
     return Chunk(table.combine_chunks(), Tokens.gather([(row.chunk.tokens, row.index) for row in rows]))
-
-
-def _group_means(priorities: Iterable[tuple[str, float]]) -> dict[str, float]:
-    found: dict[str, list[float]] = defaultdict(list)
-    for group, priority in priorities:
-        found[group].append(priority)
-    return {group: sum(values) / len(values) for group, values in found.items()}
 
 
 def _shares(ages: Iterable[int], old_weight: float, multipliers: Sequence[float]) -> dict[int, float]:

@@ -111,7 +111,7 @@ class Desk:
         step = self._step
         if step is None:
             raise RuntimeError("no step was ordered")
-        metrics, per_row = summarize(trained.sums)
+        metrics, per_row = summarize(trained.sums, step.signals.sample_weights)
         row = step_row(step, metrics, trained.turns, num_tokens, trained.grad_norm, busy_s)
         life = self._state.incarnations[-1]
         stamp = lineage(life, self._settings.objective.name, self._tracking.run_id)
@@ -233,7 +233,8 @@ class Desk:
         if weight:
             scale = scale.after(batch.rows["reward"].to_numpy(), turns.rewards)
         factor = weight * scale.factor
-        return signals(batch.rows, batch.tokens, turns, self._settings, factor), (factor, scale)
+        made = signals(batch.rows, batch.tokens, turns, self._settings, factor, batch.probabilities)
+        return made, (factor, scale)
 
 
 def checkpoints(settings: Settings, lease: Lease) -> Checkpoints:

@@ -176,7 +176,7 @@ class Engine:
 
         Adds to `ratios` [m, 2] each turn's tokens and importance ratios.
         """
-        kept, success_weights, preferences = rows[batch.rows][batch.owners].unbind(1)
+        row_weights, success_weights, preferences = rows[batch.rows][batch.owners].unbind(1)
         if self._critic is not None:
             logprobs, value_loss = self._critic.score(batch)
             batch = replace(batch, advantages=self._critic.advantages[batch.turns])
@@ -193,7 +193,7 @@ class Engine:
             success_weights=success_weights,
             preferences=preferences,
         )
-        weights = kept * AGGREGATIONS[self._options.aggregation](tokens, num_tokens, len(rows), self._longest)
+        weights = row_weights * AGGREGATIONS[self._options.aggregation](tokens, num_tokens, len(rows), self._longest)
         terms = evaluate(tokens, weights, self._options, kl)
         ratio = terms.importance_ratio.double()
         ratios.index_add_(0, batch.turns, torch.stack([torch.ones_like(ratio), ratio], 1))
@@ -207,8 +207,8 @@ class Engine:
         return self._critic.metrics(mean)
 
     def _row_signals(self, batches: Sequence[MicroBatch], signals: Signals, num_tokens: int) -> Tensor:
-        """Per row of the global batch, float32 [num_rows, 3]: kept, success weight, preference."""
-        columns = [torch.from_numpy(x.astype(np.float32)) for x in (signals.kept, signals.success_weights)]
+        """Per row of the global batch, float32 [num_rows, 3]: weight, success weight, preference."""
+        columns = [torch.from_numpy(x.astype(np.float32)) for x in (signals.row_weights, signals.success_weights)]
         device = self._ranks.device
         return torch.stack([*(x.to(device) for x in columns), self._preferences(batches, signals, num_tokens)], 1)
 

@@ -17,8 +17,8 @@ COLUMNS = ("num_tokens", "loss", "kl", "entropy", "ratio", "log_ratio", "log_rat
 class TrajectoryMetrics:
     """Per trajectory, shape [n].
 
-    `weight` is the geometric mean of its importance ratios (GSPO, arXiv 2507.18071, equation 7): the mean, not the
-    product, so that a weight does not depend on the length of the answer.
+    `weight` is the geometric mean of its importance ratios (GSPO, arXiv 2507.18071, equation 7), times its sample
+    weight: the mean, not the product, so that a weight does not depend on the length of the answer.
     """
 
     num_tokens: NDArray[np.int64]
@@ -88,12 +88,18 @@ def kish(weights: NDArray[np.float64]) -> float:
     return float(weights.sum()) ** 2 / squares if squares > 0 else 0.0
 
 
-def summarize(sums: NDArray[np.float64]) -> tuple[StepMetrics, TrajectoryMetrics]:
-    """Metrics of a step and of its trajectories, from the `sums` [n, len(COLUMNS)] of all its rows."""
+def summarize(
+    sums: NDArray[np.float64], sample_weights: NDArray[np.float64] | None = None
+) -> tuple[StepMetrics, TrajectoryMetrics]:
+    """Metrics of a step and of its trajectories, from the `sums` [n, len(COLUMNS)] of all its rows.
+
+    `sample_weights` [n], which correct for how rows were drawn, are part of a trajectory's weight.
+    """
     column = {name: sums[:, i] for i, name in enumerate(COLUMNS)}
     tokens = column["num_tokens"]
     per_row = np.maximum(tokens, 1)
     weights = np.where(tokens > 0, np.exp(column["log_ratio"] / per_row), 0.0)
+    weights = weights if sample_weights is None else weights * sample_weights
     total = max(float(tokens.sum()), 1.0)
     size = kish(weights)
     step = StepMetrics(

@@ -41,6 +41,7 @@ def step_row(
     step: Step, metrics: StepMetrics, turns: TurnMetrics, num_tokens: int, grad_norm: float, busy_s: float
 ) -> dict[str, Any]:
     """The figures of `step` that its row and MLflow share."""
+    weights = step.signals.sample_weights
     process = step.signals.turns.rewards if "turns" in step.batch.rows.column_names else ()
     return {
         "step": step.number,
@@ -58,6 +59,8 @@ def step_row(
         "process_factor": step.process_factor,
         "value_loss": turns.value_loss,
         "explained_variance": turns.explained_variance,
+        "probability_min": min(step.batch.probabilities, default=None),
+        "sample_weight_max": None if weights is None else float(weights.max()),
         "wait_s": step.wait_s,
         "busy_s": busy_s,
         "directive_id": step.orders.directive_id,
@@ -108,6 +111,8 @@ def sample_rows(step: Step, incarnation: str, metrics: TrajectoryMetrics, turns:
         "reward": rows["reward"],
         "advantage": _means(turns.advantages, bounds),
         "weight": metrics.weight,
+        "probability": step.batch.probabilities or [None] * count,
+        "sample_weight": [None] * count if step.signals.sample_weights is None else step.signals.sample_weights,
         "importance_ratio_mean": metrics.importance_ratio_mean,
         "importance_ratio_max": metrics.importance_ratio_max,
         "clip_ratio": metrics.clip_ratio,

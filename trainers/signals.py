@@ -1,7 +1,7 @@
 """What the rows of a batch say besides their tokens: advantages, successes, preferences between siblings."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,8 @@ class Signals:
 
     `turn_advantages` float64 [m], zeros where `evidence` is there, from which the engine makes them with its values;
     `kept` bool [n], rows that are learned from; `success_weights` float32 [n], whose mean over action tokens is 1 if
-    any row succeeded; `chosen` and `rejected` int64 [p], pairs of siblings.
+    any row succeeded; `chosen` and `rejected` int64 [p], pairs of siblings; `sample_weights` float64 [n], what corrects
+    for how likely rows were drawn, with a mean of 1 (None: nothing).
     """
 
     turns: Turns
@@ -29,12 +30,27 @@ class Signals:
     chosen: Ints
     rejected: Ints
     evidence: Evidence | None = None
+    sample_weights: Floats | None = None
+
+    @property
+    def row_weights(self) -> Floats:
+        """What each row counts in the objective, [n]."""
+        weights = np.ones(len(self.kept)) if self.sample_weights is None else self.sample_weights
+        return np.where(self.kept, weights, 0.0)
 
 
-def signals(rows: pa.Table, tokens: Tokens, turns: Turns, settings: Settings, process_factor: float = 0.0) -> Signals:
+def signals(
+    rows: pa.Table,
+    tokens: Tokens,
+    turns: Turns,
+    settings: Settings,
+    process_factor: float = 0.0,
+    probabilities: Sequence[float] = (),
+) -> Signals:
     """The signals of `rows`, whose tokens and turns are `tokens` and `turns`.
 
-    `process_factor` is what process rewards are multiplied by: their weight now, and their scale.
+    `process_factor` is what process rewards are multiplied by: their weight now, and their scale. `probabilities` are
+    those with which the rows were drawn.
     """
     evidence = Evidence.of(rows, turns, process_factor)
     kept = np.isfinite(evidence.outcomes)
@@ -50,7 +66,18 @@ def signals(rows: pa.Table, tokens: Tokens, turns: Turns, settings: Settings, pr
         chosen=chosen,
         rejected=rejected,
         evidence=None if baseline else evidence,
+        sample_weights=sample_weights(probabilities, settings.learner.sampling_correction) if probabilities else None,
     )
+
+
+def sample_weights(probabilities: Sequence[float], exponent: float) -> Floats:
+    """(1 / probability)^exponent [n], divided by its mean over the batch, so that the step's size stays.
+
+    Source: prioritized experience replay, Schaul et al. 2016 (arXiv 1511.05952), section 3.4, which divides by the
+    largest weight instead.
+    """
+    weights = np.asarray(probabilities, np.float64) ** -exponent
+    return np.asarray(weights / weights.mean(), np.float64)
 
 
 def share_of(tokens: Tokens, signals: Signals, parts: int, rank: int, size: int) -> Iterator[MicroBatch]:

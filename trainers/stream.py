@@ -10,7 +10,6 @@ ranks agree, and the order of trajectories does not depend on how many there are
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +24,9 @@ from schemas.messages import Message
 from schemas.names import Event
 from schemas.settings import Settings
 from trainers.batches import Tokens
-from trainers.buffer import Chunk, Live, LiveBuffer, gather
+from trainers.buffer import LiveBuffer, Memory, Pick, Rule, gather
+from trainers.fairness import Fairness
+from trainers.siblings import Chunk
 
 SCALARS = (
     "trajectory_id",
@@ -51,16 +52,19 @@ def columns(settings: Settings) -> list[str]:
 class Cursor(Message):
     """Where a stream stands: what it has read, and what of that it may still train on.
 
-    `live` lists (trajectory_id, delta_version, uses, group priority) by arrival; `gone` maps evicted or expired
-    trajectories that have not been seen yet to their oldest version. `offsets` has, by `topic/partition`, the offset
-    after the last message that the ledger knows.
+    `live` lists (trajectory_id, delta_version, uses) by arrival, `groups` what the buffer knows of their groups, `come`
+    and `trained` its counts by length class; `gone` maps evicted or expired trajectories that have not been seen yet to
+    their oldest version. `offsets` has, by `topic/partition`, the offset after the last message that the ledger knows.
     """
 
     experience_version: int = -1
     ledger_version: int = -1
     num_consumed: int = 0
     last_admitted_at: datetime | None = None
-    live: tuple[tuple[str, int, int, float], ...] = ()
+    live: tuple[tuple[str, int, int], ...] = ()
+    groups: dict[str, Memory] = Field(default_factory=dict)
+    come: dict[int, float] = Field(default_factory=dict)
+    trained: dict[int, float] = Field(default_factory=dict)
     oldest_bucket: int = 0
     offsets: dict[str, int] = Field(default_factory=dict)
     gone: dict[str, int] = Field(default_factory=dict)
@@ -68,13 +72,17 @@ class Cursor(Message):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows to train on in one step, read at `delta_version`: scalar columns, tokens, and per row `uses` and version."""
+    """Rows to train on in one step, read at `delta_version`: scalar columns, tokens, and per row `uses` and version.
+
+    `probabilities` are those with which the rows were drawn from the live ones.
+    """
 
     rows: pa.Table
     tokens: Tokens
     uses: tuple[int, ...]
     delta_versions: tuple[int, ...]
     delta_version: int
+    probabilities: tuple[float, ...] = ()
 
 
 class ExperienceStream:
@@ -87,9 +95,8 @@ class ExperienceStream:
 
     def __init__(self, lake: Lake, settings: Settings, cursor: Cursor | None = None, max_positions: int | None = None):
         self._lake, self._loop = lake, settings.loop
-        learner = settings.learner
-        self._buffer = LiveBuffer(self._loop.bucket_width, learner.max_uses, learner.old_bucket_weight)
         cursor = cursor or Cursor()
+        self._buffer = LiveBuffer(rule(settings), Fairness(dict(cursor.come), dict(cursor.trained)))
         self._gone = dict(cursor.gone)
         self.num_consumed = cursor.num_consumed
         self.last_admitted_at = cursor.last_admitted_at
@@ -143,10 +150,10 @@ class ExperienceStream:
         self.dropped["stale"] += self._buffer.prune(oldest)
         if len(self._buffer) < self._loop.batch_size:
             return None
-        chosen = self._buffer.choose(self._loop.batch_size, version, weights)
-        self._buffer.use(chosen)
-        self.num_consumed += len(chosen)
-        return _batch(chosen, self.delta_version, version - self._loop.max_staleness)
+        picks = self._buffer.choose(self._loop.batch_size, version, weights, self.num_consumed)
+        self._buffer.use(picks)
+        self.num_consumed += len(picks)
+        return _batch(picks, self.delta_version, version - self._loop.max_staleness)
 
     def cursor(self) -> Cursor:
         """Where the stream stands; hand it back to go on from here."""
@@ -156,7 +163,10 @@ class ExperienceStream:
             ledger_version=self._ledger.version,
             num_consumed=self.num_consumed,
             last_admitted_at=self.last_admitted_at,
-            live=tuple((row.trajectory_id, row.delta_version, row.uses, row.group_priority) for row in live),
+            live=tuple((row.trajectory_id, row.delta_version, row.uses) for row in live),
+            groups=self._buffer.groups(),
+            come=self._buffer.fairness.come,
+            trained=self._buffer.fairness.trained,
             oldest_bucket=min((row.bucket for row in live), default=0),
             offsets=self._offsets,
             gone=self._gone,
@@ -168,7 +178,7 @@ class ExperienceStream:
             log = f"{row['topic']}/{row['partition']}"
             self._offsets[log] = max(self._offsets.get(log, 0), row["offset_max"] + 1)
 
-    def _admit(self, delta_version: int, rows: pa.Table, kept: Mapping[str, tuple[int, float]] | None = None) -> None:
+    def _admit(self, delta_version: int, rows: pa.Table) -> None:
         newest = pc.max(rows["ingested_at"]).as_py()
         self.last_admitted_at = max(filter(None, (self.last_admitted_at, newest)), default=None)
         sampled_by = pc.max(rows["min_weight_version"]).as_py()
@@ -177,7 +187,7 @@ class ExperienceStream:
         if rows["reward"].null_count or rows["group_reward_mean"].null_count:
             scored = rows.filter(pc.and_(pc.is_valid(rows["reward"]), pc.is_valid(rows["group_reward_mean"])))
         self.dropped["unscored"] += rows.num_rows - scored.num_rows
-        self._buffer.add(delta_version, _chunk(self._fitting(scored)), kept)
+        self._buffer.add(delta_version, _chunk(self._fitting(scored)))
         early = [name for name in self._gone if name in self._buffer]
         self._drop(early)
         for name in early:
@@ -228,12 +238,13 @@ class ExperienceStream:
     def _restore(self, cursor: Cursor, rows: pa.Table) -> None:
         place = {name: index for index, name in enumerate(rows["trajectory_id"].to_pylist())}
         rows = rows.take([place[name] for name, *_ in cursor.live])
+        self._buffer.remember(cursor.groups)
         start = 0
         while start < len(cursor.live):
             version = cursor.live[start][1]
             end = next((i for i in range(start, len(cursor.live)) if cursor.live[i][1] != version), len(cursor.live))
-            kept = {name: (uses, priority) for name, _, uses, priority in cursor.live[start:end]}
-            self._buffer.add(version, _chunk(rows.slice(start, end - start)), kept)
+            uses = [uses for *_, uses in cursor.live[start:end]]
+            self._buffer.add(version, _chunk(rows.slice(start, end - start)), uses)
             start = end
 
 
@@ -246,11 +257,20 @@ def _chunk(rows: pa.Table) -> Chunk:
     return Chunk(rows.select(kept).combine_chunks(), Tokens.of(rows))
 
 
-def _batch(chosen: Sequence[Live], delta_version: int, oldest: int) -> Batch:
-    stale = [row.trajectory_id for row in chosen if row.min_weight_version < oldest]
+def rule(settings: Settings) -> Rule:
+    """How `settings` say that rows are drawn."""
+    learner, loop = settings.learner, settings.loop
+    return Rule(
+        loop.bucket_width, learner.max_uses, learner.old_bucket_weight, learner.priority_exponent, loop.group_size
+    )
+
+
+def _batch(picks: Sequence[Pick], delta_version: int, oldest: int) -> Batch:
+    stale = [pick.row.trajectory_id for pick in picks if pick.row.min_weight_version < oldest]
     if stale:
         raise LakeError(f"trajectories {stale[:3]} are older than version {oldest}; a batch may not hold them")
-    chosen = sorted(chosen, key=attrgetter("num_tokens"))  # as micro-batches want them
+    picks = sorted(picks, key=lambda pick: (pick.row.num_tokens, pick.row.arrival))  # as micro-batches want them
+    chosen = [pick.row for pick in picks]
     found = gather(chosen)
     return Batch(
         rows=found.rows,
@@ -258,6 +278,7 @@ def _batch(chosen: Sequence[Live], delta_version: int, oldest: int) -> Batch:
         uses=tuple(row.uses for row in chosen),
         delta_versions=tuple(row.delta_version for row in chosen),
         delta_version=delta_version,
+        probabilities=tuple(pick.probability for pick in picks),
     )
 
 

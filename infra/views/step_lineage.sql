@@ -20,6 +20,8 @@ SELECT
     t.reward,
     t.advantage,
     t.weight,
+    t.probability,
+    t.sample_weight,
     t.importance_ratio_mean,
     t.importance_ratio_max,
     t.clip_ratio,

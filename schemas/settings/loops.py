@@ -107,6 +107,11 @@ class Learner(Section):
     max_grad_norm: float = Field(default=1.0, gt=0)
     max_uses: Positive = 1
     old_bucket_weight: Ratio = 0.05
+    priority_exponent: float = Field(default=1.0, ge=0, le=10)
+    """Inside a bucket groups are drawn with probability ~ priority to this power; 0: all alike."""
+    sampling_correction: Ratio = 0.0
+    """Trajectories weigh 1 / probability of their draw to this power, with a mean of 1; 0: all alike. 1: as if drawn
+    alike from the whole buffer."""
     sync_interval_start: Positive = 5
     sync_interval: Positive = 20
     sync_anneal_steps: Positive = 200

@@ -23,7 +23,7 @@ def write(checkpoints: Checkpoints, step: int, *, whole: bool = True) -> Path:
     (folder / "rng-00000.pt").write_bytes(b"random")
     if whole:
         state = State(step=step, weight_version=step // 10, incarnations=(LIFE,))
-        checkpoints.complete(folder, state, Cursor(experience_version=step, live=(("t", step, 0, 0.5),)))
+        checkpoints.complete(folder, state, Cursor(experience_version=step, live=(("t", step, 0),)))
     return folder
 
 
@@ -34,7 +34,7 @@ def test_a_checkpoint_without_its_manifest_is_passed_over_by_name(tmp_path: Path
     found, incomplete = checkpoints.newest()
     assert found is not None
     assert found.state == State(step=20, weight_version=2, incarnations=(LIFE,))
-    assert found.cursor == Cursor(experience_version=20, live=(("t", 20, 0, 0.5),))
+    assert found.cursor == Cursor(experience_version=20, live=(("t", 20, 0),))
     assert (found.folder / "rng-00000.pt").read_bytes() == b"random"
     assert incomplete == [torn.name]
 

@@ -102,3 +102,12 @@ def test_engine_mismatch_is_measured_at_equal_weights_only() -> None:
     _, per_row = summarize(sums)
     assert engine_mismatch(step, 5, per_row) == pytest.approx(0.25)
     assert engine_mismatch(step, 4, per_row) is None
+
+
+def test_sample_weights_are_part_of_the_effective_sample_size() -> None:
+    # ratios of 1, sample weights 0.4 and 1.6: 2^2 / (0.16 + 2.56) = 1.47 of 2
+    sums = np.zeros((2, len(COLUMNS)))
+    sums[:, COLUMNS.index("num_tokens")] = 3
+    step, rows = summarize(sums, np.array([0.4, 1.6]))
+    assert step.effective_sample_size == pytest.approx(4 / 2.72)
+    assert rows.weight.tolist() == [0.4, 1.6]

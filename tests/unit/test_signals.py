@@ -7,7 +7,7 @@ import pytest
 from schemas.settings import Settings, load
 from tests.experience import table
 from trainers.credit import Turns
-from trainers.signals import Signals, pairs, signals
+from trainers.signals import Signals, pairs, sample_weights, signals
 
 ROWS = table([([1, 2], [False, True], [0, -1]), ([1, 2, 3], [False, True, True], [0, -1, -1])])
 
@@ -50,3 +50,17 @@ def test_trajectories_that_were_cut_off_are_left_out_on_request() -> None:
     assert made_of(rows([0.0, 1.0]), load()).kept.tolist() == [True, True]
     masked = load(overrides=["--objective.mask_truncated=true"])
     assert made_of(rows([0.0, 1.0]), masked).kept.tolist() == [True, False]
+
+
+def test_sample_weights_correct_for_the_draw_and_keep_the_steps_size() -> None:
+    # 1 / 0.5 = 2 and 1 / 0.125 = 8, mean 5; to the power 1/2: 1.414 and 2.828, mean 2.121
+    assert sample_weights([0.5, 0.125], 1.0).tolist() == pytest.approx([0.4, 1.6])
+    assert sample_weights([0.5, 0.125], 0.5).tolist() == pytest.approx([2 / 3, 4 / 3])
+    assert sample_weights([0.5, 0.125], 0.0).tolist() == [1.0, 1.0]
+
+
+def test_a_row_counts_by_its_sample_weight_and_not_at_all_where_it_is_masked() -> None:
+    corrected = load(overrides=["--learner.sampling_correction=1", "--objective.mask_truncated=true"])
+    given = rows([0.0, 1.0])
+    made = signals(given, ROWS, Turns.of(given, ROWS), corrected, probabilities=[0.5, 0.125])
+    assert made.row_weights.tolist() == pytest.approx([0.4, 0.0])

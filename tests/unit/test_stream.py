@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,6 +35,12 @@ def lake(tmp_path: Path) -> Lake:
     made = Lake(str(tmp_path / "lake"))
     made.ensure()
     return made
+
+
+def long(name: str, num_tokens: int, **more: Any) -> Sample:
+    """A trajectory of one prompt token and action tokens."""
+    mask, behavior = [False] + [True] * (num_tokens - 1), [0.0] + [-1.0] * (num_tokens - 1)
+    return Sample(name, token_ids=[1] * num_tokens, action_mask=mask, behavior_logprobs=behavior, **more)
 
 
 def ids(batch: Batch | None) -> list[str]:
@@ -72,7 +79,7 @@ def test_killed_after_every_checkpoint_nothing_is_skipped_and_nothing_trained_tw
     # 12 trajectories are read, 8 trained, a checkpoint, then a kill; five times over
     settings, cursor, trained = settings_of(8), Cursor(), []
     for life in range(5):
-        put(lake, [Sample(f"{life}/{i}", token_ids=[1] * (3 + i % 3)) for i in range(12 if life == 0 else 8)], life + 1)
+        put(lake, [long(f"{life}/{i}", 3 + i % 3) for i in range(12 if life == 0 else 8)], life + 1)
         stream = ExperienceStream(lake, settings, Cursor.model_validate_json(cursor.to_bytes()))
         stream.poll(1)
         trained += ids(stream.take(1))
@@ -158,7 +165,7 @@ def test_admission_is_no_leaving(lake: Lake) -> None:
 def test_a_learner_that_was_away_opens_no_file_that_is_too_old_for_it(lake: Lake) -> None:
     # at version 9 with a bound of 3, buckets below 6 are too old; their files could be gone for all it cares
     for version in (1, 5, 6, 9):
-        put(lake, [Sample(f"v{version}-{i}", version) for i in range(2)], version)
+        put(lake, [Sample(f"v{version}-{i}", version, group=f"g{version}") for i in range(2)], version)
     for bucket in (1, 5):
         [file] = Path(lake.table_uri("experience")).glob(f"version_bucket={bucket}/*.parquet")
         file.unlink()
@@ -200,7 +207,7 @@ def test_the_cursor_knows_the_place_in_the_log_that_the_ledger_has_reached(lake:
 
 
 def test_nothing_staler_than_the_bound_is_trained_on_at_use(lake: Lake) -> None:
-    put(lake, [Sample("v1", 1), Sample("v2", 2), Sample("v5", 5)], 1)
+    put(lake, [Sample(f"v{version}", version, group=f"g{version}") for version in (1, 2, 5)], 1)
     stream = ExperienceStream(lake, settings_of(1, max_staleness=3))
     assert drain(stream, version=5) == ["v5", "v2"]
     assert stream.dropped["stale"] == 1

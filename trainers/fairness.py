@@ -1,0 +1,50 @@
+"""What finishes first must not be what is learned most: each length its share of the training, as it has come.
+
+Short episodes end at the weights that they began with; long ones come a version or two older, into buckets that are
+drawn from last, and expire there. So lengths are counted as they come and as they are trained, and what a length is
+owed goes before the order of buckets.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MEMORY = 0.9
+"""What a count keeps of its weight from batch to batch: a debt that nothing in the buffer can pay is forgotten."""
+
+
+def length_class(num_tokens: float) -> int:
+    """Lengths of one class differ by less than a factor of two: 0 for none, k for [2^(k-1), 2^k)."""
+    return int(num_tokens).bit_length()
+
+
+def owed(come: Mapping[int, float], trained: Mapping[int, float]) -> dict[int, int]:
+    """Trajectories by which each length class is behind: its share of what came, of all that was trained, less its own.
+
+    Whole ones, and only of classes that are behind; they sum to less than what other classes had too much.
+    """
+    total = sum(come.values())
+    share = sum(trained.values()) / total if total else 0.0
+    debts = {length: int(share * count - trained.get(length, 0.0)) for length, count in sorted(come.items())}
+    return {length: debt for length, debt in debts.items() if debt > 0}
+
+
+@dataclass(slots=True)
+class Fairness:
+    """Trajectories by length class, older ones with a fading weight: those that came, and those trained on."""
+
+    come: dict[int, float] = field(default_factory=dict)
+    trained: dict[int, float] = field(default_factory=dict)
+
+    def note_come(self, length: int) -> None:
+        """A trajectory of this length class may be trained on from now on."""
+        self.come[length] = self.come.get(length, 0.0) + 1
+
+    def note_trained(self, counts: Mapping[int, int]) -> None:
+        """A batch with these trajectories by length class is trained on."""
+        lengths = self.come.keys() | counts.keys()
+        self.trained = {n: MEMORY * self.trained.get(n, 0.0) + counts.get(n, 0) for n in sorted(lengths)}
+        self.come = {n: MEMORY * self.come.get(n, 0.0) for n in sorted(lengths)}
+
+    def owed(self) -> dict[int, int]:
+        """By how much each length class is behind."""
+        return owed(self.come, self.trained)
