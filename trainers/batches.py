@@ -1,4 +1,4 @@
-"""Token columns to tensors: length-sorted micro-batches, padded, aligned for next-token prediction."""
+"""Token columns to tensors: length-sorted micro-batches, padded or packed, aligned for next-token prediction."""
 
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute makes its functions when it is imported)
@@ -72,11 +72,14 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of similar length. Position j of the shifted mask belongs to token j + 1, which token j's logits predict.
+    """k rows in l lines of t tokens. Position j of the shifted mask belongs to token j + 1, which logits of j predict.
 
-    `rows` int64 [b]: places in the batch. `token_ids` int32 [b, t], right-padded (under a causal mask padding changes
-    nothing). `action_mask` bool [b, t-1]; `lengths` int64 [b], without padding; the rest per action token, [n], in
-    row-major order of the mask: `turns` int64 are numbers of turns in the global batch.
+    A line holds a row, or several end to end where `position_ids` int64 [l, t] begin at 0 with each. What is left of it
+    is padding: under a causal mask it changes nothing. Without rows there is one line, of padding.
+
+    `rows` int64 [k]: places in the batch, in row-major order. `token_ids` int32 [l, t]; `action_mask` bool [l, t-1];
+    `ends` int64 [k], flat places of the rows' last tokens; the rest per action token, [n], in row-major order of the
+    mask: `turns` int64 are numbers of turns in the global batch.
     """
 
     rows: Tensor
@@ -86,11 +89,60 @@ class MicroBatch:
     advantages: Tensor
     owners: Tensor
     turns: Tensor
-    lengths: Tensor
+    ends: Tensor
+    position_ids: Tensor | None = None
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on `device`."""
-        return MicroBatch(*(getattr(self, name).to(device, non_blocking=True) for name in self.__slots__))
+        there = {name: x for name in self.__slots__ if (x := getattr(self, name)) is not None}
+        return MicroBatch(**{name: x.to(device, non_blocking=True) for name, x in there.items()})
+
+
+Part = list[list[int]]
+"""Lines of a micro-batch, each the rows that it holds, by their places in the global batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How rows become micro-batches: `parts` of equally many lines, shortest first.
+
+    With `most_tokens` there are as many as it takes for none to have more tokens, padding included; a longer row is
+    alone. With `packing` a line holds what fits into the length of the longest row, first fit, longest first.
+    """
+
+    parts: int = 1
+    most_tokens: int = 0
+    packing: bool = False
+
+    def of(self, lengths: Ints, rank: int, size: int) -> list[Part]:
+        """The micro-batches of rank `rank` of `size`: as many for every rank, the last ones empty if need be."""
+        order = np.argsort(lengths, kind="stable")
+        if not self.most_tokens:
+            lines = self._lines(order[rank::size], lengths)
+            return [[lines[i] for i in part] for part in np.array_split(np.arange(len(lines)), self.parts)]
+        parts = [self._filled(self._lines(order[r::size], lengths), lengths) for r in range(size)]
+        return parts[rank] + [[] for _ in range(max(map(len, parts)) - len(parts[rank]))]
+
+    def _lines(self, order: Ints, lengths: Ints) -> Part:
+        if not self.packing:
+            return [[row] for row in order.tolist()]
+        lines, room = Part(), list[int]()
+        for row in order[::-1].tolist():
+            found = next((i for i, free in enumerate(room) if free >= lengths[row]), len(lines))
+            if found == len(lines):
+                lines.append([])
+                room.append(int(lengths[order[-1]]))
+            lines[found].append(row)
+            room[found] -= int(lengths[row])
+        return [lines[i] for i in np.argsort(room, kind="stable")[::-1]]
+
+    def _filled(self, lines: Part, lengths: Ints) -> list[Part]:
+        parts: list[Part] = [[]]
+        for line in lines:
+            if parts[-1] and (len(parts[-1]) + 1) * int(lengths[line].sum()) > self.most_tokens:
+                parts.append([])
+            parts[-1].append(line)
+        return parts
 
 
 def spread(values: Floats, tokens: Tokens) -> NDArray[np.float32]:
@@ -105,31 +157,33 @@ def num_action_tokens(tokens: Tokens) -> Ints:
 
 
 def rank_batches(
-    tokens: Tokens, advantages: NDArray[np.float32], parts: int, rank: int, size: int, turns: Ints | None = None
+    tokens: Tokens, advantages: NDArray[np.float32], split: Split, rank: int, size: int, turns: Ints | None = None
 ) -> Iterator[MicroBatch]:
     """The micro-batches of rank `rank` of `size`: every size-th row by length, so that all have about as much to do.
 
     `advantages` and `turns` [T] have one for each token of `tokens`; without `turns` a row is a turn. `rows` of the
-    micro-batches are places in the global batch.
+    micro-batches are places in the global batch. All ranks get equally many, because all call backward equally often.
     """
     if turns is None:
         turns = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths)
-    order = np.argsort(tokens.lengths, kind="stable")[rank::size]
+    parts = split.of(tokens.lengths, rank, size)
+    order = np.array([row for part in parts for line in part for row in line], np.int64)
     if not np.array_equal(order, np.arange(len(tokens.lengths))):
         advantages, turns = (_reordered(x, tokens.offsets, order) for x in (advantages, turns))
         tokens = tokens.take(order.tolist())
-    for part in np.array_split(np.arange(len(order)), parts):
-        start, end = (int(part[0]), int(part[-1]) + 1) if len(part) else (0, 0)
+    end = 0
+    for part in parts:
+        start, end = end, end + sum(len(line) for line in part)
         span = slice(tokens.offsets[start], tokens.offsets[end])
-        yield _micro_batch(tokens.slice(start, end), order[part], advantages[span], turns[span])
+        yield _micro_batch(tokens.slice(start, end), part, advantages[span], turns[span])
 
 
 def micro_batches(tokens: Tokens, advantages: NDArray[np.float32], parts: int) -> Iterator[MicroBatch]:
     """The rows as exactly `parts` micro-batches of similar length, shortest first.
 
-    The count does not depend on the content, because every rank has to call backward equally often.
+    A part has no rows where there are fewer rows than parts.
     """
-    return rank_batches(tokens, advantages, parts, 0, 1)
+    return rank_batches(tokens, advantages, Split(parts), 0, 1)
 
 
 def _reordered(values: NDArray[Any], bounds: Ints, order: Ints) -> NDArray[Any]:
@@ -137,24 +191,39 @@ def _reordered(values: NDArray[Any], bounds: Ints, order: Ints) -> NDArray[Any]:
     return np.concatenate([values[:0], *(values[bounds[i] : bounds[i + 1]] for i in order)])
 
 
-def _micro_batch(tokens: Tokens, rows: Ints, advantages: NDArray[np.float32], turns: Ints) -> MicroBatch:
-    actions, bounds = tokens.actions(), tokens.offsets.tolist()
-    width = max(int(tokens.lengths.max(initial=0)), 2)
-    ids = np.zeros((len(rows), width), np.int32)
-    mask = np.zeros((len(rows), width), np.bool_)
-    for row, (start, end) in enumerate(pairwise(bounds)):
-        ids[row, : end - start] = tokens.token_ids[start:end]
-        mask[row, : end - start] = actions[start:end]
+def _micro_batch(tokens: Tokens, lines: Part, advantages: NDArray[np.float32], turns: Ints) -> MicroBatch:
+    actions, bounds, lengths = tokens.actions(), tokens.offsets.tolist(), tokens.lengths
+    starts, width = _places([len(line) for line in lines], lengths)
+    shape, is_packed = (max(len(lines), 1), width), len(lines) < len(lengths)
+    ids, mask = np.zeros(shape, np.int32), np.zeros(shape, np.bool_)
+    positions = np.zeros(shape if is_packed else (0, 0), np.int64)
+    for place, (start, end) in zip(starts.tolist(), pairwise(bounds), strict=True):
+        span = slice(place, place + end - start)
+        ids.reshape(-1)[span] = tokens.token_ids[start:end]
+        mask.reshape(-1)[span] = actions[start:end]
+        if is_packed:
+            positions.reshape(-1)[span] = np.arange(end - start)
+    counts = np.concatenate([[0], np.cumsum(actions)])[tokens.offsets]
     return MicroBatch(
-        rows=torch.from_numpy(rows),
+        rows=torch.tensor([row for line in lines for row in line], dtype=torch.int64),
         token_ids=torch.from_numpy(ids),
         action_mask=torch.from_numpy(mask[:, 1:]),
         behavior_logprobs=torch.from_numpy(tokens.behavior_logprobs[actions]),
         advantages=torch.from_numpy(advantages[actions]),
-        owners=torch.from_numpy(np.repeat(np.arange(len(rows)), mask.sum(1))),
+        owners=torch.from_numpy(np.repeat(np.arange(len(lengths)), np.diff(counts))),
         turns=torch.from_numpy(turns[actions]),
-        lengths=torch.from_numpy(tokens.lengths),
+        ends=torch.from_numpy(starts + lengths - 1),
+        position_ids=torch.from_numpy(positions) if is_packed else None,
     )
+
+
+def _places(counts: Sequence[int], lengths: Ints) -> tuple[Ints, int]:
+    """Flat place of each row's first token in a grid, and the grid's width; the i-th line holds `counts[i]` rows."""
+    before = np.concatenate([[0], np.cumsum(lengths)])
+    firsts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    width = max(int(np.diff(before[firsts]).max(initial=0)), 2)
+    of_line = np.repeat(np.arange(len(counts)), counts)
+    return before[:-1] - before[firsts[of_line]] + of_line * width, width
 
 
 def _unpack(mask: pa.BooleanArray) -> NDArray[np.bool_]:

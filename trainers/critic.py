@@ -43,7 +43,7 @@ class Critic:
         for batch in batches:
             where, ids = states_of(batch, self._bounds)
             with torch.no_grad():
-                found[ids] = self._engine(batch.token_ids, batch.action_mask, states=where)[1].double()
+                found[ids] = self._scored(batch, where)[1].double()
         values = self._ranks.add(found).cpu().numpy()  # each state is one rank's alone
         advantages, targets = value_advantages(evidence, values, self._options)
         places, kept = turn_states(evidence), signals.kept[turns.owners]
@@ -57,7 +57,7 @@ class Critic:
     def score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Logprobs [n] of the action tokens, and the value loss to be added to a sum over action tokens."""
         where, ids = states_of(batch, self._bounds)
-        logprobs, values = self._engine(batch.token_ids, batch.action_mask, states=where)
+        logprobs, values = self._scored(batch, where)
         before, targets, weights = self._states[ids].unbind(1)
         loss = (weights * clipped_value_loss(values, before, targets, self._options.value_clip)).sum()
         self._loss = self._loss + loss.detach().double()
@@ -75,6 +75,9 @@ class Critic:
             total / (weight * kept.sum()) if weight else 0.0,
             explained_variance(self._values[kept], self._targets[kept]),
         )
+
+    def _scored(self, batch: MicroBatch, where: Tensor) -> tuple[Tensor, Tensor]:
+        return self._engine(batch.token_ids, batch.action_mask, position_ids=batch.position_ids, states=where)
 
     def _by_state(
         self, values: NDArray[np.float64], places: NDArray[np.int64], targets: NDArray[np.float64], weights: Any

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from schemas.errors import SettingsError
 from schemas.messages import Probe
 from schemas.settings import Settings
-from trainers.batches import MicroBatch
+from trainers.batches import MicroBatch, Split
 from trainers.critic import Critic
 from trainers.metrics import COLUMNS, TurnMetrics, trajectory_sums
 from trainers.objectives import ActionTokens, evaluate
 from trainers.objectives.aggregate import AGGREGATIONS
 from trainers.objectives.dpo import preferences
-from trainers.policy import Scorer, load_policy
+from trainers.policy import Scorer, check_packing, checkpoint_activations, load_policy
 from trainers.ranks import Ranks
 from trainers.signals import Signals
 from trainers.value_head import ValueScorer
@@ -62,7 +62,8 @@ class Engine:
         self._ranks = ranks
         self._stage = learner.zero_stage
         self._longest = settings.rollout.max_tokens
-        self.parts = max(1, min(learner.micro_batches, settings.loop.batch_size // ranks.size))
+        parts = max(1, min(learner.micro_batches, settings.loop.batch_size // ranks.size))
+        self.split = Split(parts, learner.micro_batch_tokens, learner.packing)
         has_reference = self._options.has_reference
         self._reference = _frozen(starting_policy(settings), settings, ranks.device) if has_reference else None
         decoupled = "ppo" in self._options.names
@@ -71,7 +72,13 @@ class Engine:
         kind = ValueScorer if self.has_values else Scorer
         scorer = kind(load_policy(policy, _DTYPES[learner.precision]), settings.rollout.temperature)
         self._deepspeed = _deepspeed()
-        config = deepspeed_config(settings, self.parts, ranks.size)
+        if learner.offload_optimizer:
+            _check_offloading(self._deepspeed)
+        if learner.packing:
+            check_packing(scorer)
+        if learner.activation_checkpointing:
+            checkpoint_activations(scorer.model)
+        config = deepspeed_config(settings, parts, ranks.size)
         groups, self._rates = _parameter_groups(scorer, settings)
         self._engine: Any = self._deepspeed.initialize(
             model=scorer, model_parameters=groups, config=config, dist_init_required=False
@@ -91,10 +98,10 @@ class Engine:
     def train_step(
         self, batches: Sequence[MicroBatch], signals: Signals, num_tokens: int, learning_rate: float, kl: float
     ) -> Trained:
-        """One optimizer step on this rank's `parts` micro-batches of a global batch.
+        """One optimizer step on this rank's micro-batches of a global batch.
 
         Args:
-            batches: their `rows` and `turns` are places in the global batch.
+            batches: as many on every rank; their `rows` and `turns` are places in the global batch.
             signals: of the global batch.
             num_tokens: action tokens of the global batch; the one divisor of the loss.
             learning_rate: of this step.
@@ -109,7 +116,8 @@ class Engine:
         norm, sums = 0.0, torch.zeros(len(rows), len(COLUMNS), dtype=torch.float64, device=self._ranks.device)
         ratios = torch.zeros(len(signals.turn_advantages), 2, dtype=torch.float64, device=self._ranks.device)
         scale = self._ranks.size / max(num_tokens, 1)  # DeepSpeed averages over ranks; the loss is a sum over them
-        for batch in batches:
+        for number, batch in enumerate(batches, 1):
+            self._engine.set_gradient_accumulation_boundary(number == len(batches))
             loss, sums[batch.rows] = self._score(batch, rows, num_tokens, kl, ratios)
             self._engine.backward(loss * scale, scale_wrt_gas=False)
             norm = self._plain_norm()
@@ -181,7 +189,7 @@ class Engine:
             logprobs, value_loss = self._critic.score(batch)
             batch = replace(batch, advantages=self._critic.advantages[batch.turns])
         else:
-            logprobs, value_loss = self._engine(batch.token_ids, batch.action_mask), 0.0
+            logprobs, value_loss = _scored(self._engine, batch), 0.0
         tokens = ActionTokens(
             logprobs,
             batch.behavior_logprobs,
@@ -219,7 +227,7 @@ class Engine:
             return log_ratios
         for batch in batches:
             with torch.no_grad():
-                moved = self._engine(batch.token_ids, batch.action_mask) - _scored(self._reference, batch)
+                moved = _scored(self._engine, batch) - _scored(self._reference, batch)
             log_ratios[batch.rows] = torch.zeros(len(batch.rows), device=moved.device).index_add(0, batch.owners, moved)
         chosen, rejected = (torch.from_numpy(x).to(log_ratios.device) for x in (signals.chosen, signals.rejected))
         pull, _ = preferences(self._ranks.add(log_ratios), chosen, rejected, self._options.dpo_beta)
@@ -238,14 +246,16 @@ def deepspeed_config(settings: Settings, parts: int, world_size: int) -> dict[st
     Batch sizes count micro-batches, whose rows vary: DeepSpeed uses them only to know when to step.
     """
     learner = settings.learner
-    optimizer = {"lr": learner.learning_rate, "betas": [0.9, 0.95], "weight_decay": 0.0, "torch_adam": True}
+    optimizer = {"lr": learner.learning_rate, "betas": [0.9, 0.95], "weight_decay": 0.0}
+    zero: dict[str, Any] = {"stage": learner.zero_stage}
+    zero |= {"offload_optimizer": {"device": "cpu"}} if learner.offload_optimizer else {}
     owned: dict[str, Any] = {
         "train_batch_size": parts * world_size,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": parts,
         "gradient_clipping": learner.max_grad_norm,
-        "optimizer": {"type": "AdamW", "params": optimizer},
-        "zero_optimization": {"stage": learner.zero_stage},
+        "optimizer": {"type": "AdamW", "params": optimizer | {"torch_adam": not learner.offload_optimizer}},
+        "zero_optimization": zero,
         "bf16": {"enabled": learner.precision == "bf16"},
     }
     return {"steps_per_print": 1_000_000_000} | learner.deepspeed | owned
@@ -271,6 +281,21 @@ def _deepspeed() -> Any:
     return deepspeed
 
 
+def _check_offloading(deepspeed: Any) -> None:
+    """Build DeepSpeed's optimizer for CPUs, which takes a compiler; once per machine, some tens of seconds.
+
+    Raises:
+        SettingsError: it cannot be built.
+    """
+    try:
+        deepspeed.ops.op_builder.CPUAdamBuilder().load(verbose=False)
+    except Exception as error:  # whatever the compiler, its absence or the loader says
+        raise SettingsError(
+            f"learner.offload_optimizer is on, but DeepSpeedCPUAdam does not build: {type(error).__name__}: "
+            f"{str(error)[-500:]}; install g++ (Debian: build-essential), or set learner.offload_optimizer=false"
+        ) from error
+
+
 def starting_policy(settings: Settings) -> Path:
     """The folder of the policy that version 1 is."""
     return Path(settings.policy.path) if settings.policy.path else settings.run.folder / "policy"
@@ -282,12 +307,11 @@ def _frozen(folder: Path, settings: Settings, device: torch.device) -> Scorer:
     return Scorer(model, settings.rollout.temperature).to(device).eval().requires_grad_(False)
 
 
-def _scored(policy: Scorer | None, batch: MicroBatch) -> Tensor | None:
-    """Logprobs [n] of the action tokens under a frozen policy."""
+def _scored(policy: Any, batch: MicroBatch) -> Any:
+    """Logprobs [n] of the action tokens under a policy, if there is one."""
     if policy is None:
         return None
-    with torch.no_grad():
-        return policy(batch.token_ids, batch.action_mask)
+    return policy(batch.token_ids, batch.action_mask, position_ids=batch.position_ids)
 
 
 def _rng(folder: Path, rank: int) -> Path:

@@ -117,7 +117,7 @@ def train(engine: Engine, ranks: Ranks, desk: Desk | None, order: Order) -> None
     began = time.monotonic()
     if order.tokens is None or order.signals is None:
         raise RuntimeError("an order to train came without a batch")
-    batches = list(share_of(order.tokens, order.signals, engine.parts, ranks.rank, ranks.size))
+    batches = list(share_of(order.tokens, order.signals, engine.split, ranks.rank, ranks.size))
     with desk.busy() if desk else nullcontext():
         trained = engine.train_step(batches, order.signals, order.num_tokens, order.learning_rate, order.kl)
     if desk:

@@ -3,13 +3,14 @@
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from schemas.errors import SettingsError
@@ -34,20 +35,69 @@ class Scorer(nn.Module):
         self.temperature = temperature
         self.is_plain = model.config.model_type in _PLAIN_HEADS
 
-    def forward(self, token_ids: Tensor, mask: Tensor, temperature: float | None = None) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, mask: Tensor, temperature: float | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:
         """Logprobs float32 [n] of the tokens `token_ids[:, 1:][mask]`, at `temperature` or the scorer's own.
 
         `token_ids` [b, t] is right-padded: under the causal mask padding changes nothing. `mask` is bool [b, t-1]:
         position j stands for token j + 1, which the logits of token j predict. Logits are only made where the mask is.
+        `position_ids` [b, t] begin anew with each of several rows in a line; none sees another.
         """
         targets = token_ids[:, 1:][mask].long()
+        inputs = packed_inputs(token_ids[:, :-1], position_ids)
         if self.is_plain:
-            hidden = self.model.get_decoder()(input_ids=token_ids[:, :-1], use_cache=False).last_hidden_state
+            hidden = self.model.get_decoder()(**inputs).last_hidden_state
             logits = cast(nn.Module, self.model.get_output_embeddings())(hidden[mask])
         else:
-            logits = self.model(input_ids=token_ids[:, :-1], use_cache=False).logits[mask]
+            logits = self.model(**inputs).logits[mask]
         scaled = logits.float() / (temperature or self.temperature)
         return -nn.functional.cross_entropy(scaled, targets, reduction="none")
+
+
+def packed_inputs(token_ids: Tensor, position_ids: Tensor | None) -> dict[str, Any]:
+    """Arguments of a Hugging Face model for lines of one row each, or of several where there are `position_ids`.
+
+    From those its attention makes a mask of blocks along the diagonal, if neither mask nor cache is given
+    (`transformers.masking_utils.find_packed_sequence_indices`).
+    """
+    inputs: dict[str, Any] = {"input_ids": token_ids, "use_cache": False}
+    return inputs if position_ids is None else inputs | {"position_ids": position_ids[:, : token_ids.shape[1]]}
+
+
+def check_packing(scorer: Scorer) -> None:
+    """Refuse a policy whose rows see one another when they are packed.
+
+    Raises:
+        SettingsError: the logprobs of a row depend on the row before it in its line.
+    """
+    ids, size = torch.arange(16)[None].repeat(2, 1), 8
+    ids[1, :size] = 0
+    mask = torch.ones_like(ids[:, 1:], dtype=torch.bool)
+    mask[:, :size] = False
+    with torch.no_grad():
+        one, other = scorer(ids, mask, position_ids=torch.arange(16).remainder(size).expand(2, -1)).chunk(2)
+    if not torch.allclose(one, other, atol=1e-5):
+        raise SettingsError(
+            f"learner.packing is on, but in {scorer.model.config.model_type!r} a row's logprobs change by up to "
+            f"{(one - other).abs().max():.2g} with the row before it in a line, expected not at all; turn it off"
+        )
+
+
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """Make the layers compute their activations again in the backward pass.
+
+    Raises:
+        SettingsError: the architecture cannot.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not model.supports_gradient_checkpointing or not layers:
+        raise SettingsError(
+            f"learner.activation_checkpointing is on, but {model.config.model_type!r} has no layers that can"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        layer.training = True  # a condition of theirs; what is inside them stays as it is, dropout off
 
 
 def tiny_llama(policy: Policy, vocabulary: int, stop_id: int, pad_id: int, seed: int) -> LlamaForCausalLM:

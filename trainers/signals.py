@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from schemas.settings import Settings
-from trainers.batches import Floats, Ints, MicroBatch, Tokens, num_action_tokens, rank_batches
+from trainers.batches import Floats, Ints, MicroBatch, Split, Tokens, num_action_tokens, rank_batches
 from trainers.credit import BASELINES, Evidence, Turns
 
 
@@ -80,11 +80,11 @@ def sample_weights(probabilities: Sequence[float], exponent: float) -> Floats:
     return np.asarray(weights / weights.mean(), np.float64)
 
 
-def share_of(tokens: Tokens, signals: Signals, parts: int, rank: int, size: int) -> Iterator[MicroBatch]:
+def share_of(tokens: Tokens, signals: Signals, split: Split, rank: int, size: int) -> Iterator[MicroBatch]:
     """The micro-batches of rank `rank` of `size`, with each action token's advantage and turn."""
     turns = signals.turns
     advantages = turns.spread(signals.turn_advantages, tokens)
-    return rank_batches(tokens, advantages, parts, rank, size, turns.of_tokens(len(tokens.token_ids)))
+    return rank_batches(tokens, advantages, split, rank, size, turns.of_tokens(len(tokens.token_ids)))
 
 
 def pairs(group_ids: list[str], rewards: Floats) -> tuple[Ints, Ints]:

@@ -1,13 +1,13 @@
 """A value head on the policy's trunk: what a row is expected to earn from a turn on, read where the turn begins."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trainers.batches import MicroBatch
-from trainers.policy import Scorer
+from trainers.policy import Scorer, packed_inputs
 
 
 class ValueScorer(Scorer):
@@ -23,23 +23,28 @@ class ValueScorer(Scorer):
         nn.init.zeros_(self.value_head.bias)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, token_ids: Tensor, mask: Tensor, temperature: float | None = None, states: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        mask: Tensor,
+        temperature: float | None = None,
+        position_ids: Tensor | None = None,
+        states: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Logprobs as a Scorer's; with `states` bool [b, t] also values float32 [k] after those tokens, row-major."""
         if states is None:
-            return super().forward(token_ids, mask, temperature)
-        hidden, logits = self._both(token_ids, mask)
+            return super().forward(token_ids, mask, temperature, position_ids)
+        hidden, logits = self._both(packed_inputs(token_ids, position_ids), mask)
         targets = token_ids[:, 1:][mask].long()
         logprobs = -nn.functional.cross_entropy(logits.float() / self.temperature, targets, reduction="none")
         return logprobs, self.value_head(hidden[states]).squeeze(-1).float()
 
-    def _both(self, token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _both(self, inputs: dict[str, Any], mask: Tensor) -> tuple[Tensor, Tensor]:
         """The last hidden state [b, t, h], and logits [n, v] where the mask is."""
         if self.is_plain:
-            hidden = self.model.get_decoder()(input_ids=token_ids, use_cache=False).last_hidden_state
+            hidden = self.model.get_decoder()(**inputs).last_hidden_state
             head = cast(nn.Module, self.model.get_output_embeddings())
             return hidden, head(hidden[:, :-1][mask])
-        made = self.model(input_ids=token_ids, use_cache=False, output_hidden_states=True)
+        made = self.model(**inputs, output_hidden_states=True)
         return made.hidden_states[-1], made.logits[:, :-1][mask]
 
 
@@ -55,6 +60,5 @@ def states_of(batch: MicroBatch, bounds: Tensor) -> tuple[Tensor, Tensor]:
     first[1:] = batch.turns[1:] != batch.turns[:-1]
     where[:, :-1][batch.action_mask] = first  # the token before the action's first one
     ids[:, :-1][batch.action_mask] = batch.turns + batch.rows[batch.owners]
-    rows, ends = torch.arange(len(batch.rows), device=where.device), batch.lengths - 1
-    where[rows, ends], ids[rows, ends] = True, bounds[batch.rows + 1] + batch.rows
+    where.view(-1)[batch.ends], ids.view(-1)[batch.ends] = True, bounds[batch.rows + 1] + batch.rows
     return where, ids[where]

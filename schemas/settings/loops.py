@@ -104,6 +104,11 @@ class Learner(Section):
     learning_rate: float = Field(default=1e-5, gt=0)
     warmup_steps: int = Field(default=5, ge=0)
     micro_batches: Positive = 4
+    """Of each rank and step, of equally many rows."""
+    micro_batch_tokens: int = Field(default=0, ge=0)
+    """If above 0, most tokens of a micro-batch, padding included. There are as many as it takes, not micro_batches."""
+    packing: bool = False
+    """Lay rows end to end into lines as long as the longest row; none sees another. Refused where a policy cannot."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     max_uses: Positive = 1
     old_bucket_weight: Ratio = 0.05
@@ -123,6 +128,10 @@ class Learner(Section):
     """Folder of the checkpoints, for example on a disk that outlives this machine. Without it, in the run's folder."""
     precision: Literal["fp32", "bf16"] = "fp32"
     zero_stage: Literal[0, 1, 2, 3] = 1
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in the machine's memory and update there (ZeRO-Offload); from zero_stage 1 on."""
+    activation_checkpointing: bool = False
+    """Compute each layer's activations again in the backward pass: a third more work, far less memory."""
     deepspeed: dict[str, Any] = {}
     """Passed through to DeepSpeed; keys that Lagoon owns are refused."""
     threads: Positive = 1
@@ -142,6 +151,10 @@ class Learner(Section):
         taken = sorted(owned & set(self.deepspeed))
         if taken:
             raise ValueError(f"learner.deepspeed sets {taken}, which Lagoon derives from [learner]; remove them")
+        if self.offload_optimizer and not self.zero_stage:
+            raise ValueError(
+                "offload_optimizer is on with zero_stage 0; offloading is part of ZeRO: set zero_stage 1, 2 or 3"
+            )
         if self.sync_interval_start > self.sync_interval:
             raise ValueError(
                 f"sync_interval_start {self.sync_interval_start} is above sync_interval {self.sync_interval}; "

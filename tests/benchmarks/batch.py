@@ -24,6 +24,7 @@ from infra.lake import Lake
 from schemas.settings import Settings, load
 from schemas.tables import EXPERIENCE
 from tests.experience import Sample, experience
+from trainers.batches import Split
 from trainers.credit import Turns
 from trainers.signals import share_of, signals
 from trainers.stream import ExperienceStream, columns
@@ -94,7 +95,7 @@ def assemble(lake: Lake, settings: Settings) -> int:
         if (batch := stream.take(1)) is None:
             return rows
         made = signals(batch.rows, batch.tokens, Turns.of(batch.rows, batch.tokens), settings)
-        for part in share_of(batch.tokens, made, PARTS, 0, 1):
+        for part in share_of(batch.tokens, made, Split(PARTS), 0, 1):
             rows += len(part.rows)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,15 +19,25 @@ from trainers.ranks import Ranks, prepare_environment
 from trainers.signals import Signals, share_of
 
 LEARNING_RATE = 1e-2
-SPLITS = [("grpo", stage, parts) for stage, parts in ((0, 1), (0, 2), (0, 4), (1, 1), (1, 2), (1, 4), (2, 2), (3, 2))]
-VALUE, STEPS = "value", 4
-VALUES = [(VALUE, stage, parts) for stage, parts in ((1, 1), (0, 4), (1, 4), (3, 2))]
-OTHERS = [(name, 1, parts) for name in ("ppo", "gspo", "dpo") for parts in (1, 4)]
+STEPS = 3
+VALUE = "value"
+PARTS = {number: {"micro_batches": number} for number in (1, 2, 4)}
+PACKED = {"packing": True, "micro_batches": 2}
+RECOMPUTED = {"activation_checkpointing": True, **PARTS[2]}
+BY_TOKENS = {"packing": True, "micro_batch_tokens": 40}
+SPLITS: list[tuple[str, int, Mapping[str, object]]] = [
+    *(("grpo", stage, PARTS[parts]) for stage, parts in ((0, 1), (0, 4), (1, 1), (1, 4), (2, 2), (3, 2))),
+    *(("grpo", stage, split) for stage, split in ((0, BY_TOKENS), (1, PACKED), (2, BY_TOKENS), (3, BY_TOKENS))),
+    *(("grpo", stage, RECOMPUTED) for stage in (1, 3)),
+    *((name, 1, split) for name in ("ppo", "gspo", "dpo") for split in (PARTS[1], PARTS[4])),
+    *((VALUE, stage, split) for stage, split in ((1, PARTS[1]), (0, PARTS[4]), (1, BY_TOKENS), (3, PARTS[2]))),
+]
 
 
-def settings_of(objective: str, stage: int, parts: int, policy: Path) -> Settings:
+def settings_of(objective: str, stage: int, split: Mapping[str, object], policy: Path) -> Settings:
     """Everything that depends on the whole batch is on for all but the plain objective."""
-    options = {"learner.zero_stage": stage, "learner.micro_batches": parts, "loop.batch_size": 8}
+    options = {"learner.zero_stage": stage, "loop.batch_size": 8}
+    options |= {f"learner.{name}": value for name, value in split.items()}
     name, baseline = ("grpo", "value") if objective == VALUE else (objective, "group")
     options |= {"loop.group_size": 1, "objective.name": name, "policy.path": policy, "learner.max_grad_norm": 1e6}
     options |= {"credit.baseline": baseline, "credit.value_learning_rate": 1e-5}  # the policy's: equal rates
@@ -62,33 +73,27 @@ def judged(signals: Signals, outcomes: np.ndarray) -> Signals:
     return replace(signals, evidence=evidence, kept=np.arange(size) != 4)
 
 
-def figures(ranks: Ranks, policy: Path, objective: str, stage: int, parts: int) -> dict[str, object]:
-    """Loss, gradient norm and weights after one step, or of the last of some with a value head."""
+def figures(ranks: Ranks, policy: Path, objective: str, stage: int, split: Mapping[str, object]) -> dict[str, object]:
+    """Losses of some steps, and what the last of them left; weights after the first too."""
     tokens, advantages = uneven()
-    settings = settings_of(objective, stage, parts, policy)
+    settings = settings_of(objective, stage, split, policy)
     engine = Engine(settings, ranks, policy)
     total, signals = int(num_action_tokens(tokens).sum()), signals_of(tokens, advantages)
     signals = judged(signals, advantages) if objective == VALUE else signals
-    batches = list(share_of(tokens, signals, engine.parts, ranks.rank, ranks.size))
-    for _ in range(STEPS - 1 if objective == VALUE else 0):
-        engine.train_step(batches, signals, total, LEARNING_RATE, settings.objective.kl)
-    trained = engine.train_step(batches, signals, total, LEARNING_RATE, settings.objective.kl)
-    turns = trained.turns
+    batches = list(share_of(tokens, signals, engine.split, ranks.rank, ranks.size))
+    trained = [engine.train_step(batches, signals, total, LEARNING_RATE, settings.objective.kl) for _ in range(STEPS)]
+    turns = trained[-1].turns
     weights = {name: float(x.double().sum()) for name, x in engine.tensors().items()}
-    logprobs = engine.probe().logprobs
     engine.close()
     return {
         "objective": objective,
         "stage": stage,
-        "parts": parts,
-        "loss": summarize(trained.sums)[0].loss,
-        "norm": trained.grad_norm,
+        "split": split,
+        "losses": [summarize(step.sums)[0].loss for step in trained],
+        "norms": [step.grad_norm for step in trained],
         "advantages": turns.advantages.tolist(),
         "values": None if turns.values is None else turns.values.tolist(),
-        "value_loss": turns.value_loss,
-        "explained_variance": turns.explained_variance,
         "weights": weights,
-        "probe": logprobs,
     }
 
 
@@ -96,7 +101,7 @@ def main(policy: str, out: str) -> None:
     """Write the figures of all splits to `out`."""
     prepare_environment()
     ranks = Ranks()
-    found = [figures(ranks, Path(policy), *split) for split in (*SPLITS, *OTHERS, *VALUES)]
+    found = [figures(ranks, Path(policy), *split) for split in SPLITS]
     if ranks.rank == 0:
         Path(out).write_text(json.dumps(found))
     ranks.close()

@@ -26,22 +26,28 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1, mlp=32)
 
 
-def by_hand(policy: Path) -> tuple[float, float, Scorer]:
-    """Loss, gradient norm and policy after one AdamW step of plain torch on the whole batch."""
+def by_hand(policy: Path) -> tuple[list[float], list[float], Scorer]:
+    """Loss and gradient norm of each AdamW step of plain torch on the whole batch, and the policy after the last."""
     tokens, advantages = engine_figures.uneven()
     scorer = Scorer(load_policy(policy))
+    rate, losses, norms = engine_figures.LEARNING_RATE, list[float](), list[float]()
+    optimizer = torch.optim.AdamW(scorer.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
     (batch,) = micro_batches(tokens, spread(advantages, tokens), 1)
-    logprobs = scorer(batch.token_ids, batch.action_mask)
-    loss = terms_of(batch, logprobs).loss.sum() / int(num_action_tokens(tokens).sum())
-    loss.backward()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in scorer.parameters() if p.grad is not None])
-    rate = engine_figures.LEARNING_RATE
-    torch.optim.AdamW(scorer.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0).step()
-    return loss.item(), norm.item(), scorer
+    for _ in range(engine_figures.STEPS):
+        optimizer.zero_grad()
+        logprobs = scorer(batch.token_ids, batch.action_mask)
+        loss = terms_of(batch, logprobs).loss.sum() / int(num_action_tokens(tokens).sum())
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(torch.nn.utils.get_total_norm([p.grad for p in scorer.parameters() if p.grad is not None]).item())
+        optimizer.step()
+    return losses, norms, scorer
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_all_splits_agree_with_plain_torch_on_the_whole_batch(policy: Path, tmp_path: Path, num_ranks: int) -> None:
+def test_all_zero_stages_ranks_and_splits_give_the_curve_of_plain_torch_on_the_whole_batch(
+    policy: Path, tmp_path: Path, num_ranks: int
+) -> None:
     out = tmp_path / "figures.json"
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"] if num_ranks > 1 else []
     done = subprocess.run(
@@ -54,19 +60,22 @@ def test_all_splits_agree_with_plain_torch_on_the_whole_batch(policy: Path, tmp_
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    loss, norm, scorer = by_hand(policy)
+    losses, norms, scorer = by_hand(policy)
+    assert losses[-1] < losses[0] - 0.01
     weights = {name: x.double().sum().item() for name, x in scorer.model.state_dict().items()}
     figures = json.loads(out.read_text())
     for found in (x for x in figures if x["objective"] == "grpo"):
-        where = f"ZeRO {found['stage']}, {found['parts']} micro-batches, {num_ranks} ranks"
-        assert found["loss"] == pytest.approx(loss, rel=1e-6), where
-        assert found["norm"] == pytest.approx(norm, rel=1e-6), where
-        assert found["weights"] == pytest.approx(weights, rel=1e-4, abs=1e-3), where
+        where = f"ZeRO {found['stage']}, {found['split']}, {num_ranks} ranks"
+        assert found["losses"] == pytest.approx(losses, rel=1e-4, abs=1e-6), where
+        assert found["losses"][0] == pytest.approx(losses[0], rel=1e-6), where
+        assert found["norms"] == pytest.approx(norms, rel=1e-4), where
+        assert found["norms"][0] == pytest.approx(norms[0], rel=1e-6), where
+        assert found["weights"] == pytest.approx(weights, rel=1e-3, abs=4e-3), where
     for name in {x["objective"] for x in figures}:
         one, *splits = (x for x in figures if x["objective"] == name)
-        assert all(x["norm"] == pytest.approx(one["norm"], rel=1e-5) for x in splits), name
-        assert all(x["loss"] == pytest.approx(one["loss"], rel=1e-5, abs=1e-7) for x in splits), name
-        assert one["norm"] > 0, name
+        assert all(x["norms"] == pytest.approx(one["norms"], rel=1e-3) for x in splits), name
+        assert all(x["losses"] == pytest.approx(one["losses"], rel=1e-3, abs=1e-5) for x in splits), name
+        assert one["norms"][0] > 0, name
     judged = [x for x in figures if x["objective"] == engine_figures.VALUE]
     assert all(x["values"] == pytest.approx(judged[0]["values"], rel=1e-4, abs=1e-5) for x in judged)
     assert all(x["advantages"] == pytest.approx(judged[0]["advantages"], rel=1e-4, abs=1e-5) for x in judged)

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.errors import SettingsError
 from schemas.settings import Policy
 from tests.experience import table, terms_of
-from trainers.batches import Tokens, micro_batches, num_action_tokens, rank_batches, spread
-from trainers.policy import Scorer, tiny_llama
+from trainers.batches import Split, Tokens, micro_batches, num_action_tokens, rank_batches, spread
+from trainers.policy import Scorer, check_packing, tiny_llama
 
 VOCABULARY = 16
 
@@ -103,20 +104,64 @@ def test_loss_of_uneven_micro_batches_is_one_mean_over_all_tokens() -> None:
 def gradients(batches: list, total: int) -> torch.Tensor:
     model = scorer()
     for batch in batches:
-        logprobs = model(batch.token_ids, batch.action_mask)
+        logprobs = model(batch.token_ids, batch.action_mask, position_ids=batch.position_ids)
         (terms_of(batch, logprobs).loss.sum() / total).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize(("parts", "ranks"), [(2, 1), (4, 1), (6, 1), (2, 2), (3, 4)])
-def test_every_split_over_micro_batches_and_ranks_gives_the_same_gradient(parts: int, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("split", "ranks"),
+    [(Split(4), 1), (Split(6), 2), (Split(2, packing=True), 1), (Split(1, 30), 2), (Split(1, 30, True), 2)],
+    ids=str,
+)
+def test_every_split_over_micro_batches_and_ranks_gives_the_same_gradient(split: Split, ranks: int) -> None:
     rows = random_table(12)
     advantages = spread(np.random.default_rng(1).normal(size=12), rows)
     total = int(num_action_tokens(rows).sum())
     whole = gradients(list(micro_batches(rows, advantages, 1)), total)
-    split = [b for rank in range(ranks) for b in rank_batches(rows, advantages, parts, rank, ranks)]
-    assert sorted(int(i) for b in split for i in b.rows) == list(range(12))
-    assert (gradients(split, total) - whole).norm() <= 1e-6 * whole.norm()
+    made = [list(rank_batches(rows, advantages, split, rank, ranks)) for rank in range(ranks)]
+    assert len({len(batches) for batches in made}) == 1
+    flat = [b for batches in made for b in batches]
+    assert sorted(int(i) for b in flat for i in b.rows) == list(range(12))
+    assert any(b.position_ids is not None for b in flat) == split.packing
+    assert (gradients(flat, total) - whole).norm() <= 1e-6 * whole.norm()
+
+
+def test_packed_rows_lie_end_to_end_in_lines_of_the_longest() -> None:
+    # lengths 2, 3, 4, 6: the first fit, longest first, gives 6, 4 + 2, 3
+    rows = table([([n] * n, [False] + [True] * (n - 1), [0.0] + [-float(n)] * (n - 1)) for n in (2, 3, 4, 6)])
+    (batch,) = rank_batches(rows, spread(np.arange(4.0), rows), Split(packing=True), 0, 1)
+    assert batch.position_ids is not None
+    assert batch.token_ids.tolist() == [[3, 3, 3, 0, 0, 0], [4, 4, 4, 4, 2, 2], [6] * 6]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 0, 0], [0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 4, 5]]
+    assert batch.action_mask.int().tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 0, 1], [1] * 5]
+    assert batch.rows.tolist() == [1, 2, 0, 3]
+    assert batch.ends.tolist() == [2, 9, 11, 17]
+    assert batch.behavior_logprobs.tolist() == [-3.0] * 2 + [-4.0] * 3 + [-2.0] + [-6.0] * 5
+    assert batch.owners.tolist() == [0, 0, 1, 1, 1, 2, 3, 3, 3, 3, 3]
+
+
+def test_a_micro_batch_has_no_more_tokens_than_asked_for_unless_a_row_alone_has() -> None:
+    # rows of 2, 3, 4 and 9 tokens in at most 8, padding included: 2 lines of 3, then 1 of 4, for 2 of 9 are too many
+    rows = table([([1] * n, [True] * n, [0.0] * n) for n in (9, 3, 4, 2)])
+    parts = list(rank_batches(rows, spread(np.ones(4), rows), Split(4, 8), 0, 1))
+    assert [tuple(b.token_ids.shape) for b in parts] == [(2, 3), (1, 4), (1, 9)]
+    # of two ranks one needs two micro-batches for its rows of 3 and 9 tokens, the other one for 2 and 4: both get two
+    both = [list(rank_batches(rows, spread(np.ones(4), rows), Split(4, 8), rank, 2)) for rank in (0, 1)]
+    assert [[len(b.rows) for b in batches] for batches in both] == [[2, 0], [1, 1]]
+
+
+def test_a_policy_whose_packed_rows_see_one_another_is_refused() -> None:
+    class Leaky(torch.nn.Module):
+        config = type("Config", (), {"model_type": "leaky"})
+
+        def forward(self, input_ids: torch.Tensor, use_cache: bool, position_ids: torch.Tensor) -> object:
+            seen = input_ids.cumsum(1).float()
+            return type("Output", (), {"logits": torch.stack([seen, -seen, seen * 0], -1).repeat(1, 1, 6)})
+
+    check_packing(scorer())
+    with pytest.raises(SettingsError, match=r"learner\.packing.*leaky"):
+        check_packing(Scorer(Leaky()))  # pyright: ignore[reportArgumentType]
 
 
 @given(st.integers(1, 6), st.integers(1, 8), st.integers(0, 1000))

@@ -14,6 +14,7 @@ from schemas.names import Event
 from schemas.settings import Settings, load
 from tests.experience import Sample, group, leave, put
 from tests.rows import row
+from trainers.batches import Split
 from trainers.credit import Turns
 from trainers.signals import share_of, signals
 from trainers.stream import Batch, Cursor, ExperienceStream
@@ -119,7 +120,7 @@ def test_every_rank_count_trains_the_same_sequence(lake: Lake) -> None:
         places = [
             int(place)
             for rank in range(size)
-            for part in share_of(batch.tokens, made, 2, rank, size)
+            for part in share_of(batch.tokens, made, Split(2), rank, size)
             for place in part.rows
         ]
         assert sorted(places) == list(range(8))

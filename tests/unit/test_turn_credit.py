@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.settings import Credit
 from tests.experience import Sample, experience, table
-from trainers.batches import Tokens, rank_batches
+from trainers.batches import Split, Tokens, rank_batches
 from trainers.credit import BASELINES, Evidence, ProcessScale, Turns, process_weight
 from trainers.credit.value import clipped_value_loss, explained_variance, gae, value_advantages, whitened
 from trainers.value_head import states_of
@@ -188,7 +188,7 @@ def test_a_state_is_the_token_before_a_turn_or_the_last_of_its_row(parts: int) -
     turns = Turns.of(rows, tokens)
     zeros, ids = np.zeros(len(tokens.token_ids), np.float32), turns.of_tokens(len(tokens.token_ids))
     found: dict[int, tuple[int, int]] = {}
-    for batch in rank_batches(tokens, zeros, parts, 0, 1, ids):
+    for batch in rank_batches(tokens, zeros, Split(parts), 0, 1, ids):
         where, states = states_of(batch, torch.from_numpy(turns.bounds))
         places = [(int(batch.rows[row]), int(token)) for row, token in where.nonzero().tolist()]
         found |= dict(zip(states.tolist(), places, strict=True))
