@@ -54,13 +54,13 @@ class Received:
 class Service:
     """A rollout service in its own process."""
 
-    def __init__(self, settings: Settings, failpoints: str = "") -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, failpoints: str = "", instance: str = INSTANCE) -> None:
+        self._settings, self.instance = settings, instance
         path = settings.run.folder / "settings.json"
         settings.save(path)
         environment = os.environ | {
             ENVIRONMENT_FILE: str(path),
-            "LAGOON_INSTANCE": INSTANCE,
+            "LAGOON_INSTANCE": instance,
             "LAGOON_FAILPOINTS": failpoints,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
@@ -74,7 +74,7 @@ class Service:
 
     def health(self) -> tuple[bool, str]:
         """What `/healthz` says; not well while it cannot be asked."""
-        file = self._settings.run.folder / "services" / f"rollout-{INSTANCE}.json"
+        file = self._settings.run.folder / "services" / f"rollout-{self.instance}.json"
         try:
             address = json.loads(file.read_text())
             with urllib.request.urlopen(f"http://{address['host']}:{address['port']}/healthz", timeout=5) as answer:

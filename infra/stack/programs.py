@@ -83,7 +83,7 @@ def service(settings: Settings, name: str) -> Program:
     environment = {
         ENVIRONMENT_FILE: str(saved),
         INSTANCE_ENVIRONMENT: name,
-        "LAGOON_SETTINGS_SHA256": hashlib.sha256(settings.model_dump_json().encode()).hexdigest(),  # new: restart
+        "LAGOON_SETTINGS_SHA256": _fingerprint(settings),  # new: restart
         "OMP_NUM_THREADS": str(_threads(settings, kind)),
         "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
@@ -115,6 +115,12 @@ def has_gpu() -> bool:
 def kind_of(name: str) -> str:
     """The service that program `name` is an instance of: `rollout-1` is one of rollout."""
     return name.partition("-")[0]
+
+
+def _fingerprint(settings: Settings) -> str:
+    """Of what a process depends on; how many rollout services there are is nothing to any of them."""
+    alone = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"services": 1})})
+    return hashlib.sha256(alone.model_dump_json().encode()).hexdigest()
 
 
 def _command(kind: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from inference.sandbox.command import INSTALL
 from inference.sandbox.sandbox import Sandbox
 from schemas.settings import Settings
-from tests.rollout_process import Service
+from tests.rollout_process import INSTANCE, Service
 
 BARE = ("bwrap", "--unshare-all", "--ro-bind", "/", "/", "true")
 
@@ -36,8 +36,8 @@ def start() -> Iterator[Callable[..., Service]]:
     """Starts services, and ends what is left of them after the test."""
     started: list[Service] = []
 
-    def one(settings: Settings, failpoints: str = "") -> Service:
-        started.append(Service(settings, failpoints))
+    def one(settings: Settings, failpoints: str = "", instance: str = INSTANCE) -> Service:
+        started.append(Service(settings, failpoints, instance))
         return started[-1]
 
     yield one

@@ -93,6 +93,13 @@ def test_other_settings_make_another_program(tmp_path: Path) -> None:
     assert one != other
 
 
+def test_another_number_of_rollout_services_leaves_those_that_run_alone(tmp_path: Path) -> None:
+    one, two = (_settings(tmp_path, "--run.name=a", f"--rollout.services={n}") for n in (1, 2))
+    for name in programs.service_names(one):
+        assert programs.service(one, name) == programs.service(two, name)
+    assert {*programs.service_names(two)} - {*programs.service_names(one)} == {"rollout-1"}
+
+
 def test_the_policy_is_made_anew_only_for_what_it_depends_on(tmp_path: Path) -> None:
     key = policy_key(_settings(tmp_path))
     assert policy_key(_settings(tmp_path, "--run.name=b", "--objective.clip=0.1")) == key

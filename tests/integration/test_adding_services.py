@@ -1,0 +1,106 @@
+"""Rollout services that come and go while others run: nothing is restarted, and nothing is lost."""
+
+import itertools
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from inference.outbox import Outbox
+from infra.kafka import Follower
+from schemas.messages import UsageInterval
+from schemas.settings import Kafka
+from schemas.topics import USAGE
+from tests.rollout_process import (
+    GROUP_SIZE,
+    Service,
+    assert_each_once,
+    prepare_rollouts,
+    received,
+    send,
+    send_tasks,
+    tasks_of,
+    until,
+)
+
+FIRST, SECOND = "rollout-0", "rollout-1"
+WAITING = 30
+"""Groups that are kept before the services: more than two of them play at once."""
+
+
+class Load:
+    """Tasks in the topic, always more than are played; and what each service says that it has produced."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka, self._draws = kafka, itertools.count()
+        self._usage = Follower(kafka, USAGE.name, UsageInterval, "load")
+        self.sent, self.produced = 0, defaultdict[str, int](int)
+
+    def keep(self) -> None:
+        """Read the totals, and send what is missing of WAITING groups."""
+        for told in self._usage.poll():
+            self.produced[told.instance] = told.produced_trajectories or 0
+        missing = WAITING + sum(self.produced.values()) // GROUP_SIZE - self.sent
+        for _ in range(0, missing, 5):  # a few at a time: the broker hands out whole batches
+            send_tasks(self._kafka, itertools.islice(self._draws, 5))
+            self.sent += 5
+
+    def incomplete(self) -> set[str]:
+        """Groups of the tasks sent of which a member is in the topic not even once."""
+        members = {(r.group_id, r.group_index) for m in received(self._kafka) for r in m.rows}
+        seen = Counter(group for group, _ in members)
+        return {t.group_id for t in tasks_of(range(self.sent)) if seen[t.group_id] < GROUP_SIZE}
+
+    def until_produced(self, instance: str, number: int) -> None:
+        """Keep the load up until `instance` has produced `number` trajectories more."""
+        wanted = self.produced[instance] + number
+
+        def enough() -> bool:
+            self.keep()
+            return self.produced[instance] >= wanted
+
+        until(enough)
+
+
+def processor_s(pid: int) -> float:
+    """Seconds that a process has spent on processors."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_a_service_added_while_running_takes_load_within_10_s_and_one_that_is_removed_loses_nothing(
+    tmp_path: Path, kafka: Kafka, start: Callable[..., Service], record_property: Callable[[str, object], None]
+) -> None:
+    settings = prepare_rollouts(tmp_path, kafka)
+    settings = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"max_episodes": 40})})
+    load, first = Load(kafka), start(settings, instance=FIRST)
+    load.until_produced(FIRST, 20)
+
+    begun, second = time.monotonic(), start(settings, instance=SECOND)
+    load.until_produced(SECOND, 1)
+    took = {"seconds": time.monotonic() - begun, "processor_seconds": processor_s(second.process.pid)}
+    record_property("until_load", took)
+    print("from the start of its process to its first reported episodes:", took)
+    assert took["processor_seconds"] < 10  # seconds by the clock are as many, where nothing else wants the cores
+    load.until_produced(SECOND, 40)
+    load.until_produced(FIRST, 1)  # it was neither restarted nor starved
+    assert not first.has_ended
+
+    assert first.stop() == 0
+    load.until_produced(SECOND, 40)
+    left = load.incomplete()
+    send(kafka, [t for t in tasks_of(range(load.sent)) if t.group_id in left])  # as leases do that end
+    until(lambda: not load.incomplete())
+    assert second.stop() == 0
+
+    messages = received(kafka)
+    outboxes = [Outbox(settings.run.folder / "outbox" / name, 2**28) for name in (FIRST, SECOND)]
+    for outbox in outboxes:
+        assert_each_once([m for m in messages if m.outbox == outbox.id], outbox)
+    assert {m.outbox for m in messages} == {outbox.id for outbox in outboxes}
+    assert [r.error for m in messages for r in m.rows if r.stop_reason == "shutdown"] == []
