@@ -241,6 +241,7 @@ TRAIN_SAMPLES = Table(
             column("turn_advantages", pa.list_(F32), "by turn, as trained on", True),
             column("turn_values", pa.list_(F32), "by turn, before the step; null without a value head", True),
             column("turn_importance_ratios", pa.list_(F32), "by turn, mean over its tokens", True),
+            column("turn_branch_means", pa.list_(F32), "by turn, mean outcome of its branches; null: none known", True),
         ]
     ),
 )

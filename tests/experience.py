@@ -38,6 +38,8 @@ class Sample:
     status: str = "completed"
     turns: Sequence[tuple[int, int, float]] = ()
     """First token, end and process reward of each."""
+    origin: str = "rollout"
+    forked_turns: Sequence[int] | None = None
 
 
 def experience(samples: Iterable[Sample]) -> pa.Table:
@@ -96,6 +98,8 @@ def _row(sample: Sample) -> dict[str, object]:
         "max_weight_version": sample.version,
         "version_bucket": sample.version if sample.bucket is None else sample.bucket,
         "status": sample.status,
+        "origin": sample.origin,
+        "forked_turns": sample.forked_turns,
         "reward": sample.reward,
         "group_reward_mean": sample.mean,
         "group_reward_std": sample.std,

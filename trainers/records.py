@@ -15,6 +15,7 @@ from schemas.tables import TRAIN_SAMPLES
 from trainers.batches import Floats, Ints
 from trainers.checkpoint import Incarnation
 from trainers.credit import ProcessScale
+from trainers.credit.evidence import BRANCH_MEANS
 from trainers.directives import Orders
 from trainers.metrics import StepMetrics, TrajectoryMetrics, TurnMetrics
 from trainers.signals import Signals
@@ -122,6 +123,7 @@ def sample_rows(step: Step, incarnation: str, metrics: TrajectoryMetrics, turns:
         "turn_advantages": _lists(turns.advantages, bounds),
         "turn_values": [None] * count if turns.values is None else _lists(turns.values, bounds),
         "turn_importance_ratios": _lists(turns.importance_ratios, bounds),
+        "turn_branch_means": rows[BRANCH_MEANS] if BRANCH_MEANS in rows.column_names else [None] * count,
     }
     arrays = [_array(columns[f.name], f.type) for f in TRAIN_SAMPLES.schema]
     return pa.Table.from_arrays(arrays, schema=TRAIN_SAMPLES.delta_schema)

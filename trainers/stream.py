@@ -7,8 +7,9 @@ ranks agree, and the order of trajectories does not depend on how many there are
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute makes its functions when it is imported)
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -21,11 +22,12 @@ from infra.lake import Lake
 from infra.tail import Tail
 from schemas.errors import LakeError
 from schemas.messages import Message
-from schemas.names import Event
+from schemas.names import Event, Origin
 from schemas.settings import Settings
 from trainers.batches import Tokens
+from trainers.branches import COLUMNS, Branches, is_branch
 from trainers.buffer import LiveBuffer, Memory, Pick, Rule, gather
-from trainers.fairness import Fairness
+from trainers.fairness import Fairness, Lengths
 from trainers.siblings import Chunk
 
 SCALARS = (
@@ -46,7 +48,7 @@ _GONE = (Event.EVICTED, Event.EXPIRED)
 
 def columns(settings: Settings) -> list[str]:
     """What is read from the lake; `turns`, the most costly column, only where credit asks for it."""
-    return [*SCALARS, *TOKENS, "ingested_at", *(["turns"] if settings.credit.reads_turns else [])]
+    return [*SCALARS, *TOKENS, *COLUMNS, "ingested_at", *(["turns"] if settings.credit.reads_turns else [])]
 
 
 class Cursor(Message):
@@ -55,6 +57,7 @@ class Cursor(Message):
     `live` lists (trajectory_id, delta_version, uses) by arrival, `groups` what the buffer knows of their groups, `come`
     and `trained` its counts by length class; `gone` maps evicted or expired trajectories that have not been seen yet to
     their oldest version. `offsets` has, by `topic/partition`, the offset after the last message that the ledger knows.
+    `waiting` are (trajectory_id, delta_version) of rows that wait for branches.
     """
 
     experience_version: int = -1
@@ -65,6 +68,7 @@ class Cursor(Message):
     groups: dict[str, Memory] = Field(default_factory=dict)
     come: dict[int, float] = Field(default_factory=dict)
     trained: dict[int, float] = Field(default_factory=dict)
+    waiting: tuple[tuple[str, int], ...] = ()
     oldest_bucket: int = 0
     offsets: dict[str, int] = Field(default_factory=dict)
     gone: dict[str, int] = Field(default_factory=dict)
@@ -90,31 +94,33 @@ class ExperienceStream:
 
     Rows that no learner may use are dropped and counted in `dropped`: without a reward, too old at use, or of more
     tokens than the policy has positions for (`max_positions`; None: any length). `too_long` names the last of these.
-    `newest_version` is the newest that sampled a row; None before the first.
+    `newest_version` is the newest that sampled a row; None before the first. `lengths` are those in the ledger.
     """
 
     def __init__(self, lake: Lake, settings: Settings, cursor: Cursor | None = None, max_positions: int | None = None):
         self._lake, self._loop = lake, settings.loop
         cursor = cursor or Cursor()
         self._buffer = LiveBuffer(rule(settings), Fairness(dict(cursor.come), dict(cursor.trained)))
+        self._branches = Branches(settings.credit.fork_wait_s)
         self._gone = dict(cursor.gone)
         self.num_consumed = cursor.num_consumed
         self.last_admitted_at = cursor.last_admitted_at
         self.dropped = {"stale": 0, "unscored": 0, "evicted": 0, "too_long": 0}
         self.too_long: tuple[str, ...] = ()
         self.newest_version: int | None = None
+        self.lengths = Lengths()
         self._max_positions = max_positions
         self._columns = columns(settings)
         self._experience = Tail(lake, "experience", cursor.experience_version, self._columns)
         self._offsets = dict(cursor.offsets)
-        names = ["trajectory_id", "event", "min_weight_version", "topic", "partition", "offset"]
+        names = ["trajectory_id", "event", "min_weight_version", "num_generated_tokens", "topic", "partition", "offset"]
         self._ledger = Tail(lake, "ledger", cursor.ledger_version, names)
         self._rebuild(cursor)
 
     @property
     def num_available(self) -> int:
-        """Trajectories that may still be trained on."""
-        return len(self._buffer)
+        """Trajectories that may still be trained on, those that wait for branches included."""
+        return len(self._buffer) + len(self._branches.waiting())
 
     @property
     def delta_version(self) -> int:
@@ -133,10 +139,13 @@ class ExperienceStream:
         oldest_bucket = (version - self._loop.max_staleness) // self._loop.bucket_width
         for delta_version, rows in self._experience.poll(wanted=lambda values: _bucket(values) >= oldest_bucket):
             self._admit(delta_version, rows)
+        for delta_version, rows in self._branches.ready(time.monotonic()):
+            self._add(delta_version, rows)
         self.dropped["stale"] += self._experience.num_passed_over - passed_over
         admitted = len(self._buffer) - before
         for _, rows in self._ledger.poll():
             self._note_offsets(rows)
+            self.lengths.note(rows)
             self._leave(rows.filter(pc.is_in(rows["event"], pa.array(_GONE))))
         self._forget(version - self._loop.max_staleness)
         return admitted
@@ -153,7 +162,8 @@ class ExperienceStream:
         picks = self._buffer.choose(self._loop.batch_size, version, weights, self.num_consumed)
         self._buffer.use(picks)
         self.num_consumed += len(picks)
-        return _batch(picks, self.delta_version, version - self._loop.max_staleness)
+        batch = _batch(picks, self.delta_version, version - self._loop.max_staleness)
+        return replace(batch, rows=self._branches.told(batch.rows))
 
     def cursor(self) -> Cursor:
         """Where the stream stands; hand it back to go on from here."""
@@ -167,7 +177,8 @@ class ExperienceStream:
             groups=self._buffer.groups(),
             come=self._buffer.fairness.come,
             trained=self._buffer.fairness.trained,
-            oldest_bucket=min((row.bucket for row in live), default=0),
+            waiting=tuple(self._branches.waiting()),
+            oldest_bucket=min((*(row.bucket for row in live), *self._branches.buckets()), default=0),
             offsets=self._offsets,
             gone=self._gone,
         )
@@ -187,7 +198,10 @@ class ExperienceStream:
         if rows["reward"].null_count or rows["group_reward_mean"].null_count:
             scored = rows.filter(pc.and_(pc.is_valid(rows["reward"]), pc.is_valid(rows["group_reward_mean"])))
         self.dropped["unscored"] += rows.num_rows - scored.num_rows
-        self._buffer.add(delta_version, _chunk(self._fitting(scored)))
+        self._add(delta_version, self._branches.sort(delta_version, scored, time.monotonic()))
+
+    def _add(self, delta_version: int, rows: pa.Table) -> None:
+        self._buffer.add(delta_version, _chunk(self._fitting(rows)))
         early = [name for name in self._gone if name in self._buffer]
         self._drop(early)
         for name in early:
@@ -216,16 +230,21 @@ class ExperienceStream:
     def _forget(self, oldest: int) -> None:
         """What is too old to be trained on need not be remembered as gone."""
         self._gone = {name: version for name, version in self._gone.items() if version >= oldest}
+        self._branches.forget(oldest)
 
     def _rebuild(self, cursor: Cursor) -> None:
-        """Read the live rows of `cursor` again, from the snapshot: compaction may have moved them to other files."""
-        if not cursor.live:
+        """Read the rows of `cursor` again, from the snapshot: compaction may have moved them to other files."""
+        ids = [name for name, *_ in (*cursor.live, *cursor.waiting)]
+        if not ids:
             return
-        ids = [name for name, *_ in cursor.live]
         handle = self._lake.table("experience")
         handle.update_incremental()
-        wanted = (ds.field("version_bucket") >= cursor.oldest_bucket) & ds.field("trajectory_id").isin(ids)
-        rows = handle.to_pyarrow_dataset().to_table(columns=self._columns, filter=wanted)
+        wanted = ds.field("trajectory_id").isin(ids) | (ds.field("origin") == Origin.COUNTERFACTUAL)
+        wanted &= ds.field("version_bucket") >= cursor.oldest_bucket
+        found = handle.to_pyarrow_dataset().to_table(columns=self._columns, filter=wanted)
+        branches = is_branch(found)
+        self._branches.learn(found.filter(branches))
+        rows = found.filter(pc.invert(branches))
         if rows.num_rows < len(ids):
             missing = sorted(set(ids) - set(rows["trajectory_id"].to_pylist()))
             raise LakeError(
@@ -237,6 +256,9 @@ class ExperienceStream:
 
     def _restore(self, cursor: Cursor, rows: pa.Table) -> None:
         place = {name: index for index, name in enumerate(rows["trajectory_id"].to_pylist())}
+        for version in dict.fromkeys(version for _, version in cursor.waiting):
+            again = rows.take([place[name] for name, known in cursor.waiting if known == version])
+            self._add(version, self._branches.sort(version, again, time.monotonic()))
         rows = rows.take([place[name] for name, *_ in cursor.live])
         self._buffer.remember(cursor.groups)
         start = 0

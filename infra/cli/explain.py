@@ -11,6 +11,7 @@ from infra import sql
 from infra.cli import arguments
 from infra.lake import Lake
 from schemas.errors import LakeError
+from schemas.ids import fork_id
 
 SUMMARY = """\
 Show one trajectory turn by turn: text, tool calls and results, rewards, the weight versions that sampled it; and for
@@ -26,6 +27,11 @@ _SAMPLES = """
     LEFT JOIN train_steps s ON s.step = t.step AND s.incarnation = t.incarnation
     LEFT JOIN live_steps l ON l.step = t.step AND l.incarnation = t.incarnation
     WHERE t.trajectory_id = ? ORDER BY t.step, s.finished_at
+"""
+
+_BRANCHES = """
+    SELECT reward FROM ledger
+    WHERE group_id = ? AND event IN ('admitted', 'stale', 'no_signal') ORDER BY trajectory_id
 """
 
 
@@ -60,7 +66,8 @@ def explain(lake: duckdb.DuckDBPyConnection, begins: str) -> Iterator[str]:
     if not found:
         yield "its text is not in the lake: only admitted trajectories are"
         return
-    yield from _conversation(found[0], samples)
+    branches = {turn: _rows(lake, _BRANCHES, fork_id(name, turn)) for turn in found[0]["forked_turns"] or ()}
+    yield from _conversation(found[0], samples, branches)
 
 
 def _one(lake: duckdb.DuckDBPyConnection, begins: str) -> str:
@@ -112,7 +119,7 @@ def _sample(sample: Row) -> Iterator[str]:
     yield from _field(f"step {sample['step']}", text)
 
 
-def _conversation(row: Row, samples: list[Row]) -> Iterator[str]:
+def _conversation(row: Row, samples: list[Row], branches: dict[int, list[Row]]) -> Iterator[str]:
     """Prompt and turns. What the agent said are the last assistant messages, as many as it took turns."""
     messages, turns = json.loads(row["messages"] or "[]"), row["turns"] or []
     said = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
@@ -129,12 +136,26 @@ def _conversation(row: Row, samples: list[Row]) -> Iterator[str]:
             yield from _field("call", f"{turn['tool'] or 'no tool'} {turn['arguments'] or ''}")
             yield from _field("result", turn["result_status"])
         yield from _field("reward", f"{_number(turn['reward'])} of its own")
+        if number in branches:
+            yield from _field("branches", _outcomes(branches[number]))
         yield from (line for sample in samples for line in _learned(sample, number))
+
+
+def _outcomes(branches: list[Row]) -> str:
+    """What the branches of a turn came to."""
+    rewards = [b["reward"] for b in branches if b["reward"] is not None]
+    if not rewards:
+        return f"asked for; {len(branches)} came, none with a reward"
+    mean = _number(sum(rewards) / len(rewards))
+    return f"mean {mean} of {len(rewards)}: {', '.join(map(_number, rewards))}"
 
 
 def _learned(sample: Row, number: int) -> Iterator[str]:
     names = (("advantage", "turn_advantages"), ("value", "turn_values"), ("importance ratio", "turn_importance_ratios"))
-    parts = [f"{word} {_number(sample[name][number])}" for word, name in names if number < len(sample[name] or ())]
+    cells = [(word, sample[name][number]) for word, name in names if number < len(sample[name] or ())]
+    if number < len(means := sample["turn_branch_means"] or ()) and means[number] is not None:
+        cells.append(("against branches", means[number]))
+    parts = [f"{word} {_number(value)}" for word, value in cells]
     yield from _field(f"step {sample['step']}", ", ".join(parts) or "nothing by turn was written down")
 
 

@@ -86,6 +86,11 @@ class Settings(Section):
                 f"dispatch.lease_s {self.dispatch.lease_s} must be above curate.group_timeout_s "
                 f"{self.curate.group_timeout_s}, or groups are issued again while members may still come"
             )
+        if self.credit.fork_budget and self.credit.fork_wait_s >= self.learner.watchdog_s:
+            raise ValueError(
+                f"credit.fork_wait_s {self.credit.fork_wait_s} must be below learner.watchdog_s "
+                f"{self.learner.watchdog_s}, or a learner that waits for branches looks like one without data"
+            )
         if self.rollout.tool_timeout_s >= self.rollout.episode_timeout_s:
             raise ValueError(
                 f"rollout.tool_timeout_s {self.rollout.tool_timeout_s} must be below "

@@ -9,6 +9,7 @@ from infra.cli.explain import WIDTH, explain
 from infra.lake import Lake
 from infra.sql import connect
 from schemas.errors import LakeError
+from schemas.ids import fork_id
 from schemas.trajectory import Trajectory, Turn, to_batch
 from tests.rows import row
 from tests.samples import trajectory
@@ -93,3 +94,22 @@ def test_samples_of_an_older_lake_have_nothing_by_turn(tmp_path: Path) -> None:
     sample = row("train_samples", step=3, incarnation="life", trajectory_id=one.trajectory_id)
     lake.append("train_samples", [sample], "test", 1)
     assert text_of(lake, one.trajectory_id)[-1] == "  step 3      nothing by turn was written down"
+
+
+def test_a_forked_turn_shows_what_its_branches_came_to_and_what_was_learned_from_them(tmp_path: Path) -> None:
+    one = replace(trajectory(), messages=TALK, turns=TURNS)
+    lake = Lake(str(tmp_path))
+    lake.ensure()
+    lake.append("experience", [row("experience", **to_batch([one]).to_pylist()[0], forked_turns=[0, 1])], "test", 1)
+    fork = fork_id(one.trajectory_id, 1)
+    came = [("b1", "admitted", 1.0), ("b2", "stale", 0.0), ("b3", "no_signal", None), ("b1", "redelivered", 1.0)]
+    events = [row("ledger", trajectory_id=t, group_id=fork, event=event, reward=reward) for t, event, reward in came]
+    lake.append("ledger", events, "test", 1)
+    by_turn = {"turn_advantages": [0.75, 0.5], "turn_branch_means": [None, 0.5]}
+    sample = row("train_samples", step=12, incarnation="life", trajectory_id=one.trajectory_id, **by_turn)
+    lake.append("train_samples", [sample], "test", 1)
+    lines = text_of(lake, one.trajectory_id)
+    assert "  branches    asked for; 0 came, none with a reward" in lines
+    assert "  branches    mean 0.500 of 2: 1.000, 0.000" in lines
+    told = [line for line in lines if line.startswith("  step 12     advantage")]
+    assert told[-2:] == ["  step 12     advantage 0.750", "  step 12     advantage 0.500, against branches 0.500"]

@@ -73,3 +73,13 @@ def test_mode_sync_refuses_what_contradicts_it_and_names_each() -> None:
     assert "loop.max_staleness = 0 (got 2), learner.sync_interval = 1 (got 6)" in str(error.value)
     with pytest.raises(SettingsError, match=r"capacity 2047 is below 16 times loop\.batch_size 128"):
         load([profile], ["--curate.capacity=2047"])
+
+
+def test_branches_need_a_baseline_of_groups_and_a_wait_that_no_watchdog_takes_for_a_fault() -> None:
+    for overrides, message in (
+        (["--credit.fork_budget=0.5", "--credit.baseline=value"], "another baseline"),
+        (["--credit.fork_budget=0.5", "--credit.fork_wait_s=120"], "must be below learner.watchdog_s"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            load(overrides=overrides)
+    assert load(overrides=["--credit.fork_wait_s=120"]).credit.fork_budget == 0
