@@ -19,6 +19,7 @@ MIN_EFFECTIVE_SAMPLE_RATIO = 0.3
 COLLAPSED_ENTROPY = 0.1
 """Share of the first window's entropy."""
 LONGER = 1.25
+SHORTER = 0.8
 SIGNIFICANT = 2.0
 """Standard errors."""
 
@@ -38,6 +39,10 @@ class History:
         """Values of figure `name` in the window before and in the last one; None before there are both."""
         values = [step[name] for step in self.steps if name in step]
         return (np.array(values[:WINDOW]), np.array(values[WINDOW:])) if len(values) == 2 * WINDOW else None
+
+    def all(self, name: str) -> np.ndarray:
+        """Values of figure `name` in both windows, of the steps that have it."""
+        return np.array([step[name] for step in self.steps if name in step])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ def entropy_collapse(history: History) -> str:
     return f"entropy {now:.4f} per token is below {COLLAPSED_ENTROPY:g} of the {began:.4f} that this life began with"
 
 
-def length_bias(history: History) -> str:
+def length_growth(history: History) -> str:
     """Trajectories grow longer by a quarter, and earn no more for it."""
     lengths, outcome = history.windows("tokens_per_trajectory"), history.windows("reward_mean")
     if lengths is None or outcome is None:
@@ -92,6 +97,21 @@ def length_bias(history: History) -> str:
     if not grown or z(*outcome) > SIGNIFICANT:
         return ""
     return f"action tokens a trajectory rose {_change(lengths)} over {WINDOW} steps and the outcome did not"
+
+
+def length_bias(history: History) -> str:
+    """What is trained on is shorter by a fifth than what is produced: long episodes come too late."""
+    produced, trained = history.all("produced_length"), history.all("tokens_per_trajectory")
+    if min(len(produced), len(trained)) < WINDOW:
+        return ""
+    if trained.mean() >= SHORTER * produced.mean() or z(produced, trained) > -SIGNIFICANT:
+        return ""
+    dropped = history.all("dropped_length")
+    lost = f", {dropped.mean():.0f} in one that was dropped" if len(dropped) else ""
+    return (
+        f"{trained.mean():.0f} action tokens in a trajectory that was trained on, {produced.mean():.0f} in one that "
+        f"was produced{lost}, over {len(history.steps)} steps"
+    )
 
 
 RULES: dict[str, Rule] = {
@@ -113,9 +133,14 @@ RULES: dict[str, Rule] = {
         "the policy repeats itself: raise objective.clip_high or objective.kl, lower learner.learning_rate, go on from "
         "an earlier checkpoint; harmless where the tasks are solved",
     ),
+    "length_growth": Rule(
+        length_growth,
+        'set objective.aggregation = "constant" and credit.std = false, objective.mask_truncated',
+    ),
     "length_bias": Rule(
         length_bias,
-        'set objective.aggregation = "constant" and credit.std = false, objective.mask_truncated; see view length_bias',
+        "long episodes come too late to be trained on: raise loop.max_staleness, lower dispatch.updates_ahead, add "
+        "rollout services; see views length_bias and starved_tasks",
     ),
 }
 STATES: dict[str, str] = {

@@ -125,7 +125,7 @@ class Desk:
         mismatch = engine_mismatch(step, self._state.published_step, per_row)
         shown = numbers(row | rates(row) | {"engine_mismatch": mismatch})
         self._tracking.metrics({f"train/{name}": value for name, value in shown.items()}, step.number)
-        self._reports.step(shown)
+        self._reports.step(shown | self._stream.lengths.take())
         self._idle_since = time.monotonic()
         hit("learner.after_step")
 

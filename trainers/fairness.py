@@ -5,8 +5,16 @@ drawn from last, and expire there. So lengths are counted as they come and as th
 owed goes before the order of buckets.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# (pyarrow.compute makes its functions when it is imported)
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.names import Event
 
 MEMORY = 0.9
 """What a count keeps of its weight from batch to batch: a debt that nothing in the buffer can pay is forgotten."""
@@ -26,6 +34,30 @@ def owed(come: Mapping[int, float], trained: Mapping[int, float]) -> dict[int, i
     share = sum(trained.values()) / total if total else 0.0
     debts = {length: int(share * count - trained.get(length, 0.0)) for length, count in sorted(come.items())}
     return {length: debt for length, debt in debts.items() if debt > 0}
+
+
+PRODUCED = (Event.ADMITTED, Event.STALE)
+"""What could have been trained on: with a signal, and in time or not."""
+DROPPED = (Event.STALE, Event.EVICTED, Event.EXPIRED)
+
+
+@dataclass(slots=True)
+class Lengths:
+    """Action tokens a trajectory of what was produced and dropped since the last `take`, by the ledger."""
+
+    _sums: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def note(self, ledger: pa.Table) -> None:
+        """Count rows of the ledger."""
+        for name, events in (("produced", PRODUCED), ("dropped", DROPPED)):
+            lengths = ledger.filter(pc.is_in(ledger["event"], pa.array(events)))["num_generated_tokens"]
+            count, total = self._sums.get(name, (0, 0))
+            self._sums[name] = count + len(lengths), total + (pc.sum(lengths).as_py() or 0)
+
+    def take(self) -> dict[str, float]:
+        """The means `produced_length` and `dropped_length`, where there is one; counting begins anew."""
+        sums, self._sums = self._sums, {}
+        return {f"{name}_length": total / count for name, (count, total) in sums.items() if count}
 
 
 @dataclass(slots=True)

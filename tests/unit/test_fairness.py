@@ -9,7 +9,7 @@ import pytest
 
 from trainers.batches import Tokens
 from trainers.buffer import LiveBuffer, Rule
-from trainers.fairness import MEMORY, Fairness, length_class, owed
+from trainers.fairness import MEMORY, Fairness, Lengths, length_class, owed
 from trainers.siblings import Chunk
 
 GROUP, BATCH, MAX_STALENESS = 4, 16, 3
@@ -36,6 +36,17 @@ def test_counts_fade_from_batch_to_batch() -> None:
     fairness.note_trained({3: 5})
     assert fairness.come == pytest.approx({2: 10 * MEMORY**2, 3: 0.0})
     assert fairness.trained == pytest.approx({2: 4 * MEMORY, 3: 5.0})
+
+
+def test_lengths_in_the_ledger_are_told_apart_by_what_became_of_the_trajectory() -> None:
+    # produced: 10, 20 and 60, mean 30; dropped: 60 and 20, mean 40; without a signal there is nothing to lose
+    events = [("admitted", 10), ("admitted", 20), ("stale", 60), ("no_signal", 900), ("duplicate", 900)]
+    lengths = Lengths()
+    for part in (events, [("evicted", 20)]):
+        names, tokens = zip(*part, strict=True)
+        lengths.note(pa.table({"event": names, "num_generated_tokens": tokens}))
+    assert lengths.take() == {"produced_length": 30.0, "dropped_length": 40.0}
+    assert lengths.take() == {}
 
 
 def lived(seed: int) -> tuple[Counter[int], Counter[int]]:
