@@ -14,6 +14,7 @@ from pathlib import Path
 from inference.agent import Limits, play
 from inference.engines.torch_engine import TorchEngine
 from inference.tokenizer import ChatTokenizer
+from inference.tools import Toolbox
 from schemas.ids import group_id, task_id
 from schemas.messages import Task
 from schemas.settings import Settings, load
@@ -46,12 +47,12 @@ async def roll_out(settings: Settings, policy: Path, group_size: int) -> tuple[l
     """Play them all, `rollout.max_episodes` at a time."""
     limits, tokenizer = Limits.of(settings.rollout), ChatTokenizer.load(policy)
     engine = TorchEngine(policy, 1, max_sessions=settings.rollout.max_episodes, max_tokens=settings.rollout.max_tokens)
-    todo, done = tasks(settings, group_size), list[Trajectory]()
+    todo, done, toolbox = tasks(settings, group_size), list[Trajectory](), Toolbox()
 
     async def place() -> None:
         for task, member in todo:
-            options = {"engine": engine, "tokenizer": tokenizer, "limits": limits, "producer": "benchmark"}
-            done.append(await play(task, member, **options))
+            options = {"engine": engine, "tokenizer": tokenizer, "toolbox": toolbox, "limits": limits}
+            done.append(await play(task, member, producer="benchmark", **options))
 
     await asyncio.gather(*(place() for _ in range(settings.rollout.max_episodes)))
     await engine.close()
