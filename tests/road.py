@@ -6,6 +6,7 @@ from typing import Any
 
 from inference.engines.base import Generation
 from inference.environments.base import Environment, Message, Score, Tool, ToolError
+from inference.environments.calls import Call, Malformed
 from inference.tokenizer import END, ChatTokenizer
 from schemas.messages import Branch
 from schemas.trajectory import Trajectory, WeightVersionSpan
@@ -39,6 +40,19 @@ class Road(Environment):
 
     async def score(self, answer: str) -> Score:
         return Score(float(self.ways[self.decisive] == "left"))
+
+
+class Babble(Road):
+    """The road for a policy that says anything: an action of an even number of characters goes left."""
+
+    def parse(self, action: str) -> Sequence[Call | Malformed]:
+        way = ("left", "right")[len(action) % 2]
+        return [Call("go", {"way": way}, action)] if len(self.ways) < TURNS else []
+
+
+def build_babble(family: str, index: int, seed: int, options: Mapping[str, Any]) -> Environment:
+    """The same road, for a policy that says anything."""
+    return Babble(int(options["decisive"]))
 
 
 class Coin:
