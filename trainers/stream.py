@@ -113,8 +113,8 @@ class ExperienceStream:
         self._columns = columns(settings)
         self._experience = Tail(lake, "experience", cursor.experience_version, self._columns)
         self._offsets = dict(cursor.offsets)
-        names = ["trajectory_id", "event", "min_weight_version", "num_generated_tokens", "topic", "partition", "offset"]
-        self._ledger = Tail(lake, "ledger", cursor.ledger_version, names)
+        names = ["trajectory_id", "event", "min_weight_version", "num_generated_tokens", "origin"]
+        self._ledger = Tail(lake, "ledger", cursor.ledger_version, [*names, "topic", "partition", "offset"])
         self._rebuild(cursor)
 
     @property
@@ -145,7 +145,7 @@ class ExperienceStream:
         admitted = len(self._buffer) - before
         for _, rows in self._ledger.poll():
             self._note_offsets(rows)
-            self.lengths.note(rows)
+            self.lengths.note(rows.filter(pc.invert(is_branch(rows))))
             self._leave(rows.filter(pc.is_in(rows["event"], pa.array(_GONE))))
         self._forget(version - self._loop.max_staleness)
         return admitted

@@ -4,6 +4,7 @@ WITH produced AS (
     SELECT DISTINCT ON (topic, partition, "offset", "row")
         trajectory_id, task_family, event, num_generated_tokens AS length
     FROM outcomes
+    WHERE origin IS DISTINCT FROM 'counterfactual' -- nobody trains on branches
     ORDER BY topic, partition, "offset", "row"
 ), lost AS (
     SELECT DISTINCT trajectory_id FROM ledger WHERE event IN ('evicted', 'expired')

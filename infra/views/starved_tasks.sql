@@ -7,6 +7,7 @@ SELECT
     mode(event) AS reason,
     max("at") AS last_at
 FROM outcomes
+WHERE origin IS DISTINCT FROM 'counterfactual'
 GROUP BY task_id
 HAVING NOT bool_or(trajectory_id IN (SELECT trajectory_id FROM live_samples))
 ORDER BY num_trajectories DESC, task_id

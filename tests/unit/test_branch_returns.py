@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from infra.lake import Lake
+from infra.sql import connect
 from schemas.ids import fork_id
 from schemas.names import Event
 from schemas.settings import Settings, load
-from tests.experience import Sample, experience, leave, put
+from tests.experience import NOW, Sample, experience, leave, put
+from tests.rows import row
 from trainers.branches import Branches
 from trainers.credit.evidence import BRANCH_MEANS
 from trainers.stream import Batch, Cursor, ExperienceStream
@@ -135,3 +137,18 @@ def test_returns_are_forgotten_when_no_parent_of_theirs_can_be_trained_on() -> N
     known.forget(2)
     parent = experience(pair("a", 0, 1))
     assert known.told(parent)[BRANCH_MEANS].to_pylist() == [[None, 0.5], [None, None]]
+
+
+def test_branches_are_no_part_of_what_is_produced_to_be_trained_on(lake: Lake) -> None:
+    sampled = {"event": "admitted", "partition": 0, "topic": "trajectories", "at": NOW, "day": "2026-01-01"}
+    names = [("a", "rollout", 10), ("b", "counterfactual", 2), ("c", "rollout", 20)]
+    rows = [
+        row("ledger", trajectory_id=name, task_id="t", origin=origin, num_generated_tokens=size, offset=size, **sampled)
+        for name, origin, size in names
+    ]
+    lake.append("ledger", rows, "test", 1)
+    assert polled(lake, settings_of()).lengths.take() == {"produced_length": 15.0}
+    with connect(lake) as views:
+        produced = views.sql("SELECT num_trajectories, mean_length FROM length_bias WHERE population = 'produced'")
+        assert set(produced.fetchall()) == {(2, 15.0)}
+        assert views.sql("SELECT task_id, num_trajectories FROM starved_tasks").fetchall() == [("t", 2)]
