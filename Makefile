@@ -76,6 +76,11 @@ bench: setup vllm  ## the figures that the README quotes, into bench.jsonl of th
 	  OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.$$b --out $$out || exit 1; done; \
 	echo "== engine"; OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine && echo "bench: $$out"
 
+.PHONY: experiments
+experiments: setup  ## staleness, curation, credit: curves with error bars into docs/results.md (QUICK=1: small, apart)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.experiments $(if $(QUICK),--quick) $(ARGS)
+	$(BIN)/python -m tests.experiments.report $(if $(QUICK),--quick)
+
 fuzz: setup  ## hostile messages, weights, checkpoints into all that reads them (ARGS="--count 2000 --seed 7")
 	$(BIN)/python -m tests.fuzz $(ARGS)
 

@@ -1,0 +1,104 @@
+"""What an experiment is: a question, arms that differ in one thing, and how long each is trained."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from schemas.settings import Settings
+
+BASE = Path(__file__).with_name("base.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+        name: As the plots call it.
+        settings: What it sets beside the experiment's, by dotted name.
+        lag: Versions by which the weights that sample are older than those that are trained.
+        burst: Updates that one supply of samples has to last for; the supply is as many times larger.
+        flipped: Part of the updates, as shares of them, in which every reward is 1 - reward: the bad stretch.
+        steered: Whether the evaluator's directives are obeyed.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    lag: int = 0
+    burst: int = 1
+    flipped: tuple[float, float] = (0.0, 0.0)
+    steered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Arms that answer a question.
+
+    Attributes:
+        name: Of the experiment, its plot and its table.
+        question: In one sentence.
+        arms: The first is what the others are compared with, seed by seed.
+        settings: Of all arms, beside `base.toml`.
+        updates: Optimizer steps of a run in full form.
+        score_every: Updates between evaluations.
+        shown: Figures beside the score that the table has, of the end of the run.
+    """
+
+    name: str
+    question: str
+    arms: Sequence[Arm]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    updates: int = 48
+    score_every: int = 12
+    shown: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run: one arm with one seed, for so many updates."""
+
+    experiment: Experiment
+    arm: Arm
+    seed: int
+    updates: int
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        """What a finished run is known by."""
+        return self.experiment.name, self.arm.name, self.seed, self.fingerprint
+
+    @property
+    def settings(self) -> Settings:
+        """The resolved settings; `curate.capacity` and others may refuse to fit together."""
+        named = {"loop.max_staleness": self.arm.lag, **self.experiment.settings, **self.arm.settings}
+        return settings_of(self.seed, named)
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all that is set for a run: another one is another run. Defaults belong to the code."""
+        of_arm = {"lag": self.arm.lag, "burst": self.arm.burst, "flipped": self.arm.flipped}
+        of_run = {"steered": self.arm.steered, "updates": self.updates, "every": self.experiment.score_every}
+        whole = self.settings.model_dump(mode="json", exclude_defaults=True) | of_arm | of_run
+        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def settings_of(seed: int, named: Mapping[str, Any] | None = None) -> Settings:
+    """`base.toml` with the seed and what is `named` by dotted names."""
+    merged = tomllib.loads(BASE.read_text())
+    for name, value in {"run.seed": seed, **(named or {})}.items():
+        *path, last = name.split(".")
+        reduce(lambda into, part: into.setdefault(part, {}), path, merged)[last] = value
+    return Settings.model_validate(merged)
+
+
+def plans(experiments: Sequence[Experiment], seeds: int, updates: int | None) -> Iterator[Plan]:
+    """All runs, seed by seed, so that what is there at any time compares all arms; `updates` None: the full form."""
+    for seed in range(seeds):
+        for experiment in experiments:
+            for arm in experiment.arms:
+                yield Plan(experiment, arm, seed, updates or experiment.updates)

@@ -1,0 +1,146 @@
+"""One run: the whole loop in one process and one thread, in lockstep, so that staleness is what the arm says."""
+
+import dataclasses
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+
+from inference.eval_plan import held_out_tasks
+from inference.steering import Order, Steering
+from schemas.messages import Directive, EvalResult
+from schemas.names import OUTCOMES, Event
+from schemas.trajectory import Trajectory
+from tests.experiments.actors import Actors, judged
+from tests.experiments.arms import Plan, settings_of
+from tests.experiments.curation import Curation, flow_time
+from tests.experiments.learner import Learner
+from trainers.metrics import StepMetrics
+from trainers.ranks import Ranks
+
+GROUPS = 8
+"""Groups that are sampled for an update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What a run came to after `step` updates and `samples` episodes; `wall_s` is without evaluations."""
+
+    step: int
+    samples: int
+    wall_s: float
+    metric: str
+    value: float
+
+
+@dataclass(slots=True)
+class Since:
+    """What happened since the last evaluation."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    steps: list[StepMetrics] = field(default_factory=list)
+
+
+class Run:
+    """A plan at work."""
+
+    def __init__(self, plan: Plan, ranks: Ranks, policy: Path, folder: Path):
+        self.measures: list[Measure] = []
+        self._plan, self._settings = plan, plan.settings
+        self._actors = Actors(self._settings, policy)
+        self._curation = Curation(self._settings)
+        self._learner = Learner(self._settings, ranks, policy, folder, plan.arm.lag + 2)
+        self._steering = Steering(self._settings)
+        self._family_weights: dict[str, float] = {}
+        self._for_curation: list[Directive] = []
+        self._since, self._samples, self._wall_s = Since(), 0, 0.0
+
+    async def run(self) -> list[Measure]:
+        """Train to the end; returns what was measured on the way."""
+        plan = self._plan
+        await self._evaluate(0)
+        for number in range(plan.updates):
+            began = time.perf_counter()
+            await self._supply(number)
+            if (metrics := self._learner.update()) is not None:
+                self._since.steps.append(metrics)
+            self._wall_s += time.perf_counter() - began
+            step = number + 1
+            if step % plan.experiment.score_every == 0 or step == plan.updates:
+                await self._evaluate(step)
+        await self._actors.close()
+        self._learner.close()
+        return self.measures
+
+    async def _supply(self, number: int) -> None:
+        """Groups enough for the updates until the next supply, sampled by weights as old as the arm says."""
+        arm, loop, version = self._plan.arm, self._settings.loop, self._learner.version
+        groups = GROUPS * arm.burst if number % arm.burst == 0 else 0
+        tasks = self._curation.tasks(groups, version, self._family_weights)
+        served = max(version - arm.lag, 1)
+        members = await self._actors.play(tasks, served, self._learner.weights(served))
+        first, end = (share * self._plan.updates for share in arm.flipped)
+        if first <= number < end:
+            members = [flipped(member) for member in members]
+        curated = self._curation.curate(members, version, self._for_curation)
+        self._for_curation.clear()
+        self._learner.take_in(curated)
+        self._since.events += curated.events
+        self._samples += groups * loop.group_size
+
+    async def _evaluate(self, step: int) -> None:
+        held_out, version = settings_of(self._settings.run.seed), self._learner.version
+        evaluator = self._settings.evaluator
+        last = step == self._plan.updates
+        samples = evaluator.full_samples_per_family if last else evaluator.samples_per_family
+        tasks = held_out_tasks(held_out, samples, datetime.now(UTC))
+        episodes = await self._actors.play(tasks, version, self._learner.weights(version))
+        result = judged(version, episodes, held_out)
+        self._note(step, result, episodes)
+        if self._plan.arm.steered:
+            for order in self._steering.judge(result):
+                self._follow(order)
+
+    def _follow(self, order: Order) -> None:
+        directive = directive_of(order, self._learner.version)
+        self._family_weights = directive.family_weights or self._family_weights
+        self._learner.obey(directive)
+        self._for_curation.append(directive)
+
+    def _note(self, step: int, result: EvalResult, episodes: Sequence[Trajectory]) -> None:
+        since, self._since = self._since, Since()
+        outcomes = sum(since.events[event] for event in OUTCOMES)
+        found = {
+            "score": result.score or 0.0,
+            "turns": fmean(len(episode.turns) for episode in episodes),
+            "process_reward": fmean(sum(turn.reward for turn in episode.turns) for episode in episodes),
+            "learning_rate_scale": self._learner.orders.learning_rate_scale,
+        }
+        if outcomes:
+            found["admitted_ratio"] = since.events[Event.ADMITTED] / outcomes
+        if since.steps:
+            found["entropy"] = fmean(s.entropy for s in since.steps)
+            found["effective_sample_ratio"] = fmean(s.effective_sample_ratio for s in since.steps)
+        self.measures += [Measure(step, self._samples, self._wall_s, name, value) for name, value in found.items()]
+
+
+async def play_out(plan: Plan, ranks: Ranks, policy: Path) -> list[Measure]:
+    """What `plan` comes to from the starting `policy`."""
+    with tempfile.TemporaryDirectory(prefix="experiment-") as folder:
+        return await Run(plan, ranks, policy, Path(folder)).run()
+
+
+def flipped(member: Trajectory) -> Trajectory:
+    """The same with the opposite reward, where it has one."""
+    return member if member.reward is None else dataclasses.replace(member, reward=1.0 - member.reward)
+
+
+def directive_of(order: Order, version: int) -> Directive:
+    """The evaluator's order as it would be sent."""
+    stamp = {"directive_id": str(uuid.uuid4()), "issued_by": "experiment", "issued_at": flow_time(version)}
+    return Directive.model_validate({**stamp, "target": order.target, "reason": order.reason, **order.changes})

@@ -1,0 +1,78 @@
+"""Experiments on the real agent, curation and DeepSpeed: into a lake, not run again, and drawn from it."""
+
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable
+
+from inference import demonstrate
+from tests.experiments.arms import Arm, Experiment, plans, settings_of
+from tests.experiments.intervals import difference, mean
+from tests.experiments.report import report
+from tests.experiments.results import Results
+from tests.experiments.work import work
+from trainers.warm_start import warm_start
+
+LARGER = {"families": [{"name": "larger", "num_tasks": 20}]}
+SIZES = {"evaluator.samples_per_family": 1, "evaluator.full_samples_per_family": 2}
+EXPERIMENT = Experiment(
+    "small",
+    "Does it work?",
+    [Arm("on-policy"), Arm("stale", {"objective.name": "ppo"}, lag=1, flipped=(0.5, 1.0), steered=True)],
+    settings={**LARGER, **SIZES},
+    score_every=1,
+    shown=["turns"],
+)
+
+
+def policy_in(folder: Path, seed: int) -> Path:
+    """A policy that knows what an answer looks like, and guesses: groups do not agree."""
+    if not (folder / "policy").exists():
+        settings = settings_of(seed, {**LARGER, "policy.warm_start_steps": 100, "policy.warm_start_batch": 16})
+        demonstrate.write(settings, folder / "shown")
+        warm_start(settings, folder / "shown", folder / "policy")
+    return folder / "policy"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_finished_runs_are_not_run_again_and_the_report_is_drawn_from_the_lake(tmp_path: Path) -> None:
+    results, wanted = Results(tmp_path), list(plans([EXPERIMENT], 1, 2))
+    assert work(wanted, results, partial(policy_in, tmp_path)) == 2
+    rows = results.read()
+    for arm in ("on-policy", "stale"):
+        mine = rows.filter(pc.equal(rows["arm"], arm))
+        scores = mine.filter(pc.equal(mine["metric"], "score")).sort_by("step")
+        assert scores.select(["step", "samples"]).to_pylist() == [{"step": i, "samples": 64 * i} for i in range(3)]
+        assert mine.filter(pc.equal(mine["metric"], "effective_sample_ratio")).num_rows == 2, "no step was trained"
+    assert work(wanted, results, partial(policy_in, tmp_path)) == 0
+    assert DeltaTable(str(tmp_path / "experiments")).version() == 1  # one commit a run
+
+    docs = tmp_path / "docs"
+    report([EXPERIMENT], rows, docs, 2)
+    assert (docs / "results" / "small.png").read_bytes().startswith(b"\x89PNG")
+    assert f"| stale | 1 | {_last_score(rows, 'stale'):.3f} |" in (docs / "results.md").read_text()
+
+
+def test_other_settings_are_other_runs() -> None:
+    (run, _), (longer, _) = plans([EXPERIMENT], 1, 2), plans([EXPERIMENT], 1, 3)
+    assert run.fingerprint == next(plans([EXPERIMENT], 1, 2)).fingerprint
+    assert run.fingerprint != longer.fingerprint
+
+
+def test_an_interval_over_seeds_is_students() -> None:
+    found = mean([0.1, 0.2, 0.3])  # s = 0.1, t(0.975, 2) = 4.3027: 4.3027 * 0.1 / sqrt(3) = 0.2484
+    assert found == pytest.approx((0.2, 0.2484, 3), abs=1e-4)
+    paired = difference({0: 0.5, 1: 0.9, 2: 0.7}, {0: 0.4, 1: 0.8, 3: 0.0})  # seeds 0 and 1 have both
+    assert paired == pytest.approx((0.1, 0.0, 2))
+
+
+def _last_score(rows: pa.Table, arm: str) -> float:
+    return next(
+        row["value"]
+        for row in rows.sort_by([("step", "descending")]).to_pylist()
+        if row["arm"] == arm and row["metric"] == "score"
+    )
