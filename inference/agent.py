@@ -17,13 +17,13 @@ from inference.endings import Ending, cut, failed, fault, truncated
 from inference.engines.base import Engine, Generation, request_seed
 from inference.environments.base import Environment, Message, Result, build
 from inference.environments.program import Program
-from inference.replay import replay
+from inference.replay import alternative, replay, take
 from inference.tokenizer import ChatTokenizer
 from inference.tools import Toolbox, within
 from inference.transcript import Transcript, recorded, tool_messages
 from schemas.errors import ContractError
 from schemas.ids import content_hash, trajectory_id
-from schemas.messages import Task
+from schemas.messages import Branch, Task
 from schemas.names import ErrorKind, Status, StopReason
 from schemas.settings import Rollout
 from schemas.trajectory import Reward, Trajectory
@@ -199,15 +199,26 @@ class _Episode:
 
     async def _start(self, environment: Environment) -> int:
         """Let the agent read its prompt, or a branch what its parent had read; returns the number of its first turn."""
-        messages, branch = self._reset(environment), self.task.branch
+        messages, branch, number = self._reset(environment), self.task.branch, 0
         if branch is None:
             self.transcript.prompt(messages, self.tokenizer.prompt(messages))
         else:
-            self.transcript.prompt((), branch.token_ids)  # before the replay, so that a failure keeps it
-            run = partial(self.toolbox.run, environment, timeout_s=self.limits.tool_timeout_s)
-            self.transcript.messages += await replay(branch, messages, environment, self.tokenizer, run)
+            number = await self._return_to(branch, messages, environment)
         self._check_room()
-        return branch.turn if branch else 0
+        return number
+
+    async def _return_to(self, branch: Branch, prompt: list[Message], environment: Environment) -> int:
+        """Replay the parent up to the forked turn, which is sampled next, or is an alternative that a tool declares."""
+        said, tokenizer, number = self.transcript, self.tokenizer, branch.turn
+        said.prompt((), branch.token_ids)  # before the replay, so that a failure keeps it
+        run = partial(self.toolbox.run, environment, timeout_s=self.limits.tool_timeout_s)
+        said.messages += await replay(branch, prompt, environment, tokenizer, run)
+        text = alternative(branch, environment, tokenizer, self.index)
+        if text is None or number + 1 >= self.limits.max_turns:
+            return number
+        messages, read = await take(text, environment, tokenizer, run)
+        said.prompt(messages, [*tokenizer.encode(text), tokenizer.end_id, *read])
+        return number + 1
 
     def _check_room(self) -> None:
         if self._room() < 1:

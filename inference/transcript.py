@@ -38,10 +38,10 @@ class Transcript:
     """The agent's first failure: a malformed call, or a call that its tool refused."""
 
     def prompt(self, messages: Sequence[dict[str, Any]], token_ids: Sequence[int]) -> None:
-        """Begin with the prompt."""
+        """Begin with the prompt, or add to it."""
         self.messages += messages
         self._read(token_ids)
-        self.num_prompt_tokens = len(token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
 
     def action(self, generation: Generation, text: str) -> None:
         """Append what the agent sampled."""

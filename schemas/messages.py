@@ -88,7 +88,8 @@ class Branch(Message):
     """Where a task's episodes leave a recorded one: they replay it up to a turn, and sample on from there.
 
     The parent was member `group_index` of the group, in issue `attempt`; whatever was random in it came from these.
-    `token_ids` are all that it had before the turn, `actions` its earlier turns' actions among them, [start, end).
+    `token_ids` are all that it had before the turn, `actions` its earlier turns' actions among them, [start, end);
+    `action` is what it said in the turn.
     """
 
     parent_id: Name
@@ -97,6 +98,7 @@ class Branch(Message):
     attempt: int = Field(ge=1, le=1024)
     token_ids: tuple[Count, ...] = Field(min_length=1, max_length=MAX_PREFIX)
     actions: tuple[tuple[Count, Count], ...] = Field(default=(), max_length=1024)
+    action: tuple[Count, ...] = Field(default=(), max_length=MAX_PREFIX)
 
     @property
     def turn(self) -> int:

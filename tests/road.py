@@ -18,15 +18,16 @@ TURNS = 5
 
 def build(family: str, index: int, seed: int, options: Mapping[str, Any]) -> Environment:
     """The road whose crossing `decisive` counts."""
-    return Road(int(options["decisive"]))
+    return Road(int(options["decisive"]), bool(options.get("declares")))
 
 
 class Road(Environment):
     """`TURNS` crossings; who went left at the decisive one arrives. What is seen on the way comes from the seed."""
 
-    def __init__(self, decisive: int) -> None:
+    def __init__(self, decisive: int, declares: bool = False) -> None:
         self.decisive, self.ways = decisive, list[str]()
-        self.tools = {"go": Tool(self._go)}
+        both = (lambda arguments: [{"way": "left"}, {"way": "right"}]) if declares else None
+        self.tools = {"go": Tool(self._go, alternatives=both)}
 
     def reset(self, seed: int) -> list[Message]:
         self.rng = random.Random(seed)
@@ -83,4 +84,5 @@ def branch_of(parent: Trajectory, turn: int) -> Branch:
         attempt=parent.attempt,
         token_ids=parent.token_ids[: parent.turns[turn].action_start],
         actions=tuple((t.action_start, t.action_end) for t in parent.turns[:turn]),
+        action=parent.token_ids[parent.turns[turn].action_start : parent.turns[turn].action_end],
     )

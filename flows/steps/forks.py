@@ -74,7 +74,7 @@ def forks(rows: Sequence[tuple[Member, pa.RecordBatch]], std: float, purse: Purs
     for one in choose(found, std, typical, purse.left(credit.fork_budget), credit.fork_branches):
         member, cell = rows[one.parent][0], cells[one.parent]
         assert cell is not None  # noqa: S101 - it has a candidate
-        fork = _fork(member, cell, spans[one.parent][: one.turn], spans[one.parent][one.turn][0], credit.fork_branches)
+        fork = _fork(member, cell, spans[one.parent][: one.turn + 1], credit.fork_branches)
         purse.ask(fork.group_id, credit.fork_branches * one.cost)
         wanted.append(fork)
     return wanted
@@ -88,14 +88,17 @@ def turns_by_parent(wanted: Sequence[Fork]) -> dict[str, tuple[int, ...]]:
     return {parent: tuple(sorted(turns)) for parent, turns in found.items()}
 
 
-def _fork(member: Member, cell: dict[str, Any], before: list[tuple[int, int]], start: int, num_branches: int) -> Fork:
+def _fork(member: Member, cell: dict[str, Any], spans: list[tuple[int, int]], num_branches: int) -> Fork:
+    """What asks for branches of the last of the turns in `spans`."""
+    start, end = spans[-1]
     branch = Branch(
         parent_id=member.trajectory_id,
         group_id=member.group_id,
         group_index=member.group_index,
         attempt=member.attempt,
         token_ids=tuple(cell["token_ids"][:start]),
-        actions=tuple(before),
+        actions=tuple(spans[:-1]),
+        action=tuple(cell["token_ids"][start : min(end, start + MAX_PREFIX)]),
     )
     return Fork(
         group_id=fork_id(member.trajectory_id, branch.turn),

@@ -7,6 +7,7 @@ module, named in the settings as `environment = "my_package.my_module:build"`.
 
 import copy
 import importlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,9 @@ class Tool:
         rate_per_s: Calls a second that a process may begin; None for any.
         max_concurrent: Calls at once from a process; None for any.
         service: Names what the limits belong to, where several tools or environments share it.
+        alternatives: Takes the arguments of a call, returns those that it could have had. Branches of a turn with one
+            call of this tool try these, one each, in place of sampling the turn anew. All of them, the call's own too:
+            what a turn is compared with must not depend on what it chose.
     """
 
     run: Callable[[dict[str, Any]], Awaitable[str]]
@@ -60,6 +64,7 @@ class Tool:
     rate_per_s: float | None = None
     max_concurrent: int | None = None
     service: str = ""
+    alternatives: Callable[[dict[str, Any]], Sequence[dict[str, Any]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,10 @@ class Environment(ABC):
     def parse(self, action: str) -> Sequence[Call | Malformed]:
         """The tool calls in `action`; none means that `action` is the final answer."""
         return parse_calls(action)
+
+    def write(self, call: Call) -> str:
+        """The action that makes `call`: override it with `parse`, where tools have alternatives."""
+        return f"<call>{json.dumps({'name': call.tool, 'arguments': call.arguments}, ensure_ascii=False)}</call>"
 
     def observe(self, result: Result) -> str:
         """What the agent reads of `result`."""

@@ -78,6 +78,27 @@ def test_only_the_decisive_turn_has_branches_that_end_otherwise() -> None:
             assert rewards == ({0.0, 1.0} if turn == DECISIVE else {parent.reward})
 
 
+def test_a_tool_that_declares_alternatives_has_each_tried_in_place_of_the_turn() -> None:
+    declares = {"decisive": DECISIVE, "declares": True}
+    parent = played(task(environment=NAME, options=declares))
+    for turn in range(TURNS):
+        of = task(1, environment=NAME, options=declares, branch=branch_of(parent, turn), origin=Origin.COUNTERFACTUAL)
+        found = [played(of, index) for index in range(4)]
+        assert [ways(one)[turn] for one in found] == ["left", "right", "left", "right"]
+        for one in found:
+            assert [ways(one)[k] for k in range(TURNS) if k != turn] == [
+                ways(parent)[k] for k in range(TURNS) if k != turn
+            ]
+            assert len(one.turns) == TURNS - turn  # nothing that was declared is trained on
+            assert sum(one.action_mask) == sum(t.action_end - t.action_start for t in one.turns)
+            assert not any(one.action_mask[: one.num_prompt_tokens])
+            assert TOKENIZER.decode(one.token_ids[: one.num_prompt_tokens]).count("</call>") == turn + 1
+        if turn == DECISIVE:
+            assert [one.reward for one in found] == [1.0, 0.0, 1.0, 0.0]
+    last = branches(branch_of(parent, TURNS), count=2)  # an answer calls nothing, and is sampled anew
+    assert [len(one.turns) for one in last] == [1, 1]
+
+
 def test_a_replay_that_reads_something_else_is_a_failure_of_the_environment_that_keeps_its_prompt() -> None:
     whole = branch_of(parent_of(), 2)
     seen = whole.actions[0][1] + 5  # in what was read after the first turn

@@ -78,6 +78,7 @@ def test_the_unsure_turn_is_forked_with_what_was_before_it_and_its_parent_says_s
     assert (first.branch.parent_id, first.branch.group_id) == (uid("trajectory", "a", 0), uid("group", "a"))
     assert (first.branch.group_index, first.branch.attempt) == (0, 1)
     assert (first.branch.token_ids, first.branch.actions) == ((11, 12, 13, 21, 22), ((2, 4),))
+    assert first.branch.action == (23,)
     assert (first.group_id, first.num_branches) == (fork_id(uid("trajectory", "a", 0), 1), 2)
     assert (first.task_id, first.family, first.index) == ("add/7", "add", 7)
     assert [row["forked_turns"] for row in found.rows["experience"]] == [[1]] * 4
