@@ -10,28 +10,31 @@ from schemas.messages import Task
 from schemas.names import Origin
 from schemas.settings import Family, Settings
 
+Kind = Literal["light", "full"]
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """Evaluate `version`; `passed_over` are versions that it overtook."""
 
     version: int
-    kind: Literal["light", "full"]
-    passed_over: tuple[int, ...]
+    kind: Kind
+    passed_over: tuple[int, ...] = ()
 
 
-def plan(versions: Iterable[int], last: int, last_full: int, full_every: int) -> Job | None:
-    """The newest version above `last`, the last one that was judged; None where there is none.
-
-    It is a full evaluation when a multiple of `full_every` lies in (last_full, version]: a version that is passed over
-    cannot make one fall out.
-    """
+def light(versions: Iterable[int], last: int) -> Job | None:
+    """The newest version above `last`, the last one that was judged; None where there is none."""
     waiting = sorted(v for v in versions if v > last)
-    if not waiting:
-        return None
-    *passed_over, newest = waiting
-    full = newest // full_every > last_full // full_every
-    return Job(newest, "full" if full else "light", tuple(passed_over))
+    return Job(waiting[-1], "light", tuple(waiting[:-1])) if waiting else None
+
+
+def full(versions: Iterable[int], last: int, every: int) -> Job | None:
+    """The newest version, when a multiple of `every` lies in (last, version]; `last` had the last full evaluation.
+
+    So a version that is passed over cannot make a full evaluation fall out.
+    """
+    newest = max(versions, default=0)
+    return Job(newest, "full") if newest // every > last // every else None
 
 
 def held_out_tasks(settings: Settings, samples_per_family: int, now: datetime) -> list[Task]:
@@ -40,11 +43,26 @@ def held_out_tasks(settings: Settings, samples_per_family: int, now: datetime) -
     Only held-out tasks, in order; a family that has fewer repeats them under other seeds, one without any has none.
     """
     return [
-        _task(settings, family, sample, now)
+        _held_out_task(settings, family, sample, now)
         for family in settings.families
         if family.num_tasks > family.num_train
         for sample in range(samples_per_family)
     ]
+
+
+def training_tasks(settings: Settings, version: int, now: datetime) -> list[Task]:
+    """`evaluator.train_groups_per_family` whole groups of each family, to be trained on: never held-out tasks.
+
+    Each version goes on where the one before ended, so that in time all tasks are seen.
+    """
+    count, tasks = settings.evaluator.train_groups_per_family, list[Task]()
+    name = settings.run.in_this_life(f"{settings.run.name}/eval")
+    for family in settings.families:
+        if family.weight > 0 and family.num_train:
+            for number in range(version * count, (version + 1) * count):
+                draw, index = divmod(number, family.num_train)
+                tasks.append(_task(settings, name, family, index, draw, now, settings.loop.group_size))
+    return tasks
 
 
 def without_held_out(families: Sequence[Family]) -> list[str]:
@@ -52,13 +70,18 @@ def without_held_out(families: Sequence[Family]) -> list[str]:
     return [f.name for f in families if f.num_tasks == f.num_train]
 
 
-def _task(settings: Settings, family: Family, sample: int, now: datetime) -> Task:
+def _held_out_task(settings: Settings, family: Family, sample: int, now: datetime) -> Task:
     draw, place = divmod(sample, family.num_tasks - family.num_train)
-    index = family.num_train + place
+    return _task(settings, "eval", family, family.num_train + place, draw, now)
+
+
+def _task(
+    settings: Settings, run: str, family: Family, index: int, draw: int, now: datetime, group_size: int = 1
+) -> Task:
     name = task_id(family.name, index)
     return Task(
-        group_id=group_id("eval", name, draw),
-        group_size=1,
+        group_id=group_id(run, name, draw),
+        group_size=group_size,
         task_id=name,
         family=family.name,
         index=index,

@@ -10,8 +10,9 @@ from obstore.exceptions import BaseError
 from inference.earlier import earlier
 from inference.engines.registry import Wanted, make_engine
 from inference.environments.base import try_families
-from inference.eval_plan import Job, without_held_out
+from inference.eval_plan import Job, Kind, without_held_out
 from inference.evaluator import Evaluator
+from inference.returning import Returning
 from inference.serving import Server, serving_precision
 from infra.kafka import Producer
 from infra.telemetry import Stop, Telemetry, logger, main
@@ -64,24 +65,35 @@ class Evaluation:
         )
         self._board = Tracking(settings, f"{settings.run.name}-evals", _run_id(settings))
         self._store = WeightStore.of(settings)
-        kind = settings.evaluator.engine
-        engine = make_engine(kind, Wanted(settings, settings.evaluator.threads, telemetry.instance))
-        cache = settings.run.folder / "cache" / "evaluator"
-        self._server = Server(self._store, engine, cache, serving_precision(settings, kind))
+        self._servers: dict[Kind, Server] = {kind: self._server(settings, kind) for kind in ("light", "full")}
+        self._returning: Returning | None = None
+        if settings.evaluator.train_groups_per_family:
+            self._returning = Returning(settings, self._producer, self._usage.produced)
         self._evaluator = Evaluator(
-            settings, self._server, self._outgoing.publish, self._board, self._usage, name=telemetry.instance
+            settings,
+            self._servers,
+            self._outgoing.publish,
+            self._board,
+            self._usage,
+            name=telemetry.instance,
+            training=self._returning,
         )
+        self._running: dict[Kind, asyncio.Task[None]] = {}
         self._evaluator.remember(earlier(settings, telemetry.instance))
         self._settings = settings
         if missing := without_held_out(settings.families):
             self._log.warning("families without held-out tasks are not evaluated", families=missing)
 
     async def judge(self) -> None:
-        """Evaluate the newest version that has not been judged, if there is one."""
+        """Begin what is to be evaluated now beside what is being evaluated, and take in what has ended."""
         try:
-            job = self._evaluator.next_job(await asyncio.to_thread(self._store.versions))
-            if job is not None:
-                await self._run(job)
+            done = [job for job in self._running.values() if job.done()]
+            self._running = {kind: job for kind, job in self._running.items() if job not in done}
+            for job in done:
+                job.result()
+            versions = await asyncio.to_thread(self._store.versions)
+            for new in self._evaluator.next_jobs(versions, self._running):
+                self._running[new.kind] = asyncio.create_task(self._run(new))
         except (OSError, BaseError) as error:
             self._telemetry.health(False, f"the weight store cannot be read: {error}")
             await asyncio.sleep(_POLL_S)
@@ -93,22 +105,32 @@ class Evaluation:
         """Usage, and answers from Kafka."""
         self._usage.tick()
         self._outgoing.pump()
+        if self._returning:
+            self._returning.send()
         _save_run_id(self._settings, self._board.run_id)
         await asyncio.sleep(_POLL_S)
 
     async def close(self) -> None:
         """Send what is left, and free everything. An evaluation under way is dropped; the next life runs it again."""
-        await self._server.close()
+        for job in self._running.values():
+            job.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        for server in self._servers.values():
+            await server.close()
         self._usage.tick(force=True)
         try:
             self._producer.flush(5)
         except BrokerError as error:
             self._log.warning("kafka is away", error=str(error))
+        if self._returning:
+            self._returning.close()
         await asyncio.to_thread(self._board.close)
 
     async def _run(self, job: Job) -> None:
         result = await self._evaluator.run(job)
-        self._server.keep([job.version])
+        self._servers[job.kind].keep([job.version])
+        if job.kind == "full":  # they are rare: its weights and caches take no memory in between
+            await self._servers[job.kind].close()
         self._log.info(
             "evaluated",
             version=result.end_version,
@@ -120,9 +142,17 @@ class Evaluation:
             passed_over=list(job.passed_over),
         )
 
+    def _server(self, settings: Settings, kind: Kind) -> Server:
+        name = settings.evaluator.engine
+        wanted = Wanted(settings, settings.evaluator.threads, f"{self._telemetry.instance}-{kind}")
+        cache = settings.run.folder / "cache" / "evaluator" / kind
+        return Server(self._store, make_engine(name, wanted), cache, serving_precision(settings, name))
+
     def _health(self) -> tuple[bool, str]:
         if self._outgoing.error:
             return False, f"Kafka takes no results: {self._outgoing.error}"
+        if self._returning and self._returning.fault:
+            return False, self._returning.fault
         champion = self._evaluator.champion
         best = f"; champion {champion.end_version}, {champion.score:.3f} of {champion.num_scored}" if champion else ""
         return True, f"judged up to version {self._evaluator.last}{best}"

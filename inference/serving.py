@@ -119,9 +119,10 @@ class Server:
                 shutil.rmtree(folder, ignore_errors=True)
 
     async def close(self) -> None:
-        """Close the engine."""
-        if self.engine is not None:
-            await self.engine.close()
+        """Close the engine; the next version that is served makes a new one."""
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            await engine.close()
 
     async def _prove(self, engine: Engine, manifest: Manifest) -> None:
         """Prove, and leave a line about it in `proofs.jsonl` of the cache folder."""

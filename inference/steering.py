@@ -18,6 +18,9 @@ RECENT = 8
 LOW_WEIGHT = 0.25
 """Factor of a mastered or hopeless family. Never 0: a family that was scored 0 by an outage comes back by itself."""
 
+TEST = "z of two proportions"
+"""The test by which a change of the score is significant: `inference.scoring.two_proportion_z`."""
+
 _MATERIAL = 0.25
 """A change of a family's factor below this sends nothing."""
 
@@ -46,10 +49,11 @@ class Steering:
         self._recent: deque[EvalResult] = deque(maxlen=RECENT)
 
     def judge(self, result: EvalResult) -> list[Order]:
-        """The orders that `result` calls for; none for a result without a score."""
+        """The orders that `result` calls for; none without a score, or where a newer version has been judged."""
         if result.score is None or not result.num_scored:
             return []
-        orders = [*self._families(result), *self._trend(result, result.score)]
+        is_news = result.end_version >= max((r.end_version for r in self._recent), default=0)
+        orders = [*self._families(result), *self._trend(result, result.score)] if is_news else []
         self._recent.append(result)
         return orders
 
@@ -69,11 +73,11 @@ class Steering:
         z = two_proportion_z(best.score or 0.0, best.num_scored, score, result.num_scored) if best else 0.0
         if not self.fallen and z > evaluator.fall_z and best:
             self.fallen = True
-            reason = f"{_named(result)} fell below {_named(best)}: z {z:.2f} is above {evaluator.fall_z:g}"
+            reason = f"{_named(result)} fell below {_named(best)}: {TEST} {z:.2f} is above {evaluator.fall_z:g}"
             return _orders(reason, evaluator.recent_bucket_weight, evaluator.learning_rate_scale)
         if self.fallen and z <= evaluator.fall_z / 2:
             self.fallen = False
-            reason = f"{_named(result)} recovered" + (f" to {_named(best)}: z {z:.2f}" if best else "")
+            reason = f"{_named(result)} recovered" + (f" to {_named(best)}: {TEST} {z:.2f}" if best else "")
             return _orders(reason, 1.0, 1.0)
         return []
 

@@ -39,7 +39,7 @@ TRAJECTORIES = Topic(
     "trajectories", "group_id", "Arrow IPC stream of 1 to 16 rows, or JSON schemas.claims.Claim", True, "delete"
 )
 WEIGHTS = Topic("weights", "version", "JSON WeightSummary", False, "compact")
-EVALS = Topic("evals", "weight version", "JSON EvalResult", False, "compact,delete")
+EVALS = Topic("evals", "weight version and `light` or `full`", "JSON EvalResult", False, "compact,delete")
 CONTROL = Topic("control", "target", "JSON Directive", False, "compact")
 USAGE = Topic("usage", "service instance", "JSON UsageInterval", False, "delete")
 

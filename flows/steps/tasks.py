@@ -52,8 +52,11 @@ def unknown(c: TaskColumns) -> Mask:
 
 
 def held_out(c: TaskColumns) -> Mask:
-    """Rollouts (not evals) of tasks that are kept for evaluation: training on them would spoil it."""
-    return (c.verdicts == HELD_OUT) & is_one_of(c["origin"], [Origin.ROLLOUT])
+    """Tasks that are kept for evaluation, whoever sampled them: training on them would spoil it.
+
+    Evaluations of them do not come this way, and what was imported was made elsewhere.
+    """
+    return (c.verdicts == HELD_OUT) & ~is_one_of(c["origin"], [Origin.IMPORT])
 
 
 def _sizes(families: Sequence[Family]) -> tuple[tuple[str, int, int], ...]:

@@ -103,7 +103,7 @@ IDENTITY = (
     Rule("task_id is not `<task_family>/<index>`", tasks.malformed),
     Rule("task does not belong to this shard; check the message's partition and shard header", tasks.misrouted),
     Rule("task is not in the settings: unknown family, or index out of range", tasks.unknown),
-    Rule("rollout of a held-out task", tasks.held_out),
+    Rule("a held-out task, which is never trained on", tasks.held_out),
 )
 
 PAYLOAD = (

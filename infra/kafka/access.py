@@ -53,7 +53,7 @@ _ROLES = (
     Role(Service.DISPATCH, (BUFFER, WEIGHTS, CONTROL), (TASKS, CONTROL), "dispatch", checks=True),
     Role(Service.RECORDS, (EVALS, USAGE, WEIGHTS, CONTROL), (), "records", checks=True),
     Role(Service.LEARNER, (CONTROL,), (WEIGHTS, BUFFER, USAGE), "learner"),
-    Role(Service.EVALUATOR, (EVALS,), (EVALS, CONTROL, USAGE), "evaluator"),
+    Role(Service.EVALUATOR, (EVALS,), (EVALS, CONTROL, USAGE, TRAJECTORIES), "evaluator"),
     Role("operator", (WEIGHTS, EVALS, USAGE, BUFFER), (CONTROL,), "watch", checks=True, creates=True),
 )
 

@@ -167,11 +167,13 @@ class Evaluator(Section):
     """The evaluator and curator."""
 
     engine: Literal["torch", "vllm"] = "torch"
-    """Its own, whatever the rollouts use."""
+    """Its own, whatever the rollouts use; a second one beside it while a full evaluation runs."""
     samples_per_family: Positive = 40
     full_samples_per_family: Positive = 160
     full_every: Positive = 25
     temperature: float = Field(default=1.0, ge=0)
+    train_groups_per_family: int = Field(default=0, ge=0, le=1000)
+    """Groups of training tasks that a light evaluation plays too: trained on (origin eval), and in no score."""
     max_unscored_ratio: Ratio = 0.1
     """More than this share unscored keeps a version from becoming champion."""
     fall_z: float = Field(default=2.0, gt=0)

@@ -144,6 +144,22 @@ class Settings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _evaluations_fit(self) -> "Settings":
+        evaluator, rollout = self.evaluator, self.rollout
+        if evaluator.train_groups_per_family and evaluator.temperature != rollout.temperature:
+            raise ValueError(
+                f"evaluator.train_groups_per_family is {evaluator.train_groups_per_family}, but "
+                f"evaluator.temperature {evaluator.temperature} is not rollout.temperature {rollout.temperature}, at "
+                "which the learner scores; importance ratios would be wrong"
+            )
+        if evaluator.engine == "vllm" and self.vllm.url:
+            raise ValueError(
+                f'evaluator.engine is "vllm" and vllm.url names one server, {self.vllm.url}, whose weights rollouts '
+                'and evaluations would swap under one another; set evaluator.engine = "torch", or no vllm.url'
+            )
+        return self
+
     def save(self, path: Path) -> None:
         """Write the resolved settings as JSON, replacing the file in one step."""
         path.parent.mkdir(parents=True, exist_ok=True)

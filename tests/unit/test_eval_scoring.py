@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.eval_plan import Job, held_out_tasks, plan, without_held_out
+from inference.eval_plan import Job, full, held_out_tasks, light, training_tasks, without_held_out
 from inference.scoring import by_family, leads, tally, two_proportion_z, wilson
 from schemas.messages import EvalResult
 from schemas.names import ErrorKind, Origin, Status
@@ -99,12 +99,32 @@ def test_two_proportion_z_by_hand() -> None:
 
 def test_versions_published_faster_than_an_eval_takes_get_one_full_eval_and_skips() -> None:
     """A full evaluation is due every 25; 25 itself is overtaken by 26 (PrimeIntellect-ai/prime-rl#1903)."""
-    assert plan([24, 25, 26], last=24, last_full=0, full_every=25) == Job(26, "full", (25,))
-    assert plan([24, 25], last=24, last_full=0, full_every=25) == Job(25, "full", ())
-    assert plan([24, 25, 26, 27], last=26, last_full=26, full_every=25) == Job(27, "light", ())
-    assert plan([49, 76], last=49, last_full=26, full_every=25) == Job(76, "full", ())
-    assert plan([1, 2, 3], last=0, last_full=0, full_every=25) == Job(3, "light", (1, 2))
-    assert plan([1, 2, 3], last=3, last_full=0, full_every=25) is None
+    assert full([24, 25, 26], last=0, every=25) == Job(26, "full")
+    assert full([24, 25], last=0, every=25) == Job(25, "full")
+    assert full([24, 25, 26, 27], last=26, every=25) is None
+    assert full([49, 76], last=26, every=25) == Job(76, "full")
+    assert full([], last=0, every=25) is None
+
+
+def test_every_version_has_a_light_eval_or_is_passed_over_by_name() -> None:
+    assert light([1, 2, 3], last=0) == Job(3, "light", (1, 2))
+    assert light([1, 2, 3], last=2) == Job(3, "light")
+    assert light([1, 2, 3], last=3) is None
+
+
+def test_episodes_that_return_are_whole_groups_of_training_tasks_new_ones_for_each_version() -> None:
+    families = [{"name": "add", "num_tasks": 5, "held_out_ratio": 0.4}, {"name": "off", "weight": 0}]
+    evaluator = {"train_groups_per_family": 2}
+    settings = Settings.model_validate({"families": families, "evaluator": evaluator, "loop": {"group_size": 4}})
+    # 3 tasks are trained on: version 0 takes draws 0 and 1, version 1 draws 2 and 3, which begins anew
+    drawn = [[(t.index, t.draw) for t in training_tasks(settings, version, NOW)] for version in range(3)]
+    assert drawn == [[(0, 0), (1, 0)], [(2, 0), (0, 1)], [(1, 1), (2, 1)]]
+    tasks = [task for version in range(100) for task in training_tasks(settings, version, NOW)]
+    assert {task.index for task in tasks} == {0, 1, 2}
+    assert {(task.origin, task.group_size) for task in tasks} == {(Origin.EVAL, 4)}
+    assert len({task.group_id for task in tasks}) == 200
+    assert not {task.group_id for task in tasks} & {task.group_id for task in held_out_tasks(settings, 50, NOW)}
+    assert training_tasks(Settings.model_validate({"families": families}), 1, NOW) == []
 
 
 def test_every_version_is_evaluated_on_the_same_held_out_tasks_with_the_same_seeds() -> None:

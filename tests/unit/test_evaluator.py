@@ -10,13 +10,19 @@ import pytest
 from flows.connectors.items import Raw
 from flows.steps.records import to_rows
 from inference.earlier import in_lake
-from inference.evaluator import Evaluator
+from inference.engines.base import Generation
+from inference.eval_plan import Job, Kind
+from inference.evaluator import Evaluator, Training
+from inference.returning import Returning
 from inference.serving import Server
 from inference.tokenizer import make_tokenizer
 from infra.lake import Lake
+from schemas.errors import SettingsError
 from schemas.messages import Directive, EvalResult, Message
-from schemas.settings import Settings
-from tests.rollout_fakes import FakeEngine, FakeStore
+from schemas.settings import Settings, load
+from schemas.trajectory import from_batch
+from schemas.wire import decode
+from tests.rollout_fakes import FakeEngine, FakeProducer, FakeStore
 
 PROBE = (-1.0, -2.0)
 TOKENIZER = make_tokenizer(["good"]).to_str()
@@ -43,10 +49,14 @@ class Board:
 
     def __init__(self) -> None:
         self.scores: dict[int, float] = {}
+        self.full_scores: dict[int, float] = {}
+        self.names: set[str] = set()
         self.aliases: dict[str, int] = {}
 
     def metrics(self, values: dict[str, float], step: int) -> None:
-        self.scores[step] = values["eval/score"]
+        self.names |= set(values)
+        self.scores |= {step: values["eval/score"]} if "eval/score" in values else {}
+        self.full_scores |= {step: values["eval_full/score"]} if "eval_full/score" in values else {}
 
     def alias(self, name: str, version: int) -> None:
         self.aliases[name] = version
@@ -71,11 +81,29 @@ class Meter:
 class Setup:
     """An evaluator whose messages are kept."""
 
-    def __init__(self, folder: Path, store: FakeStore, engine: type[FakeEngine] = FakeEngine) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: FakeStore,
+        light: type[FakeEngine] = FakeEngine,
+        full: type[FakeEngine] = FakeEngine,
+        settings: Settings = SETTINGS,
+        training: Training | None = None,
+    ) -> None:
         self.sent: list[tuple[str, str, Message]] = []
         self.board, self.meter = Board(), Meter()
-        server = Server(store, engine, folder, "fp32")
-        self.evaluator = Evaluator(SETTINGS, server, self._publish, self.board, self.meter, name="evaluator")
+        self.evaluator = Evaluator(
+            settings,
+            {
+                "light": Server(store, light, folder / "light", "fp32"),
+                "full": Server(store, full, folder / "full", "fp32"),
+            },
+            self._publish,
+            self.board,
+            self.meter,
+            name="evaluator",
+            training=training,
+        )
         self.store = store
 
     def _publish(self, topic: str, key: str, message: Message) -> None:
@@ -86,21 +114,109 @@ class Setup:
         return [m for _, _, m in self.sent if isinstance(m, EvalResult)]
 
     async def judge(self) -> EvalResult:
-        job = self.evaluator.next_job(self.store.versions())
-        assert job is not None
-        return await self.evaluator.run(job)
+        """The light evaluation that is due."""
+        return await self.evaluator.run(self.due()[0])
+
+    def due(self, *running: Kind) -> list[Job]:
+        return self.evaluator.next_jobs(self.store.versions(), running)
 
 
 def test_overtaken_versions_get_a_row_that_says_so_and_the_result_stands_at_its_own_version(tmp_path: Path) -> None:
     setup = Setup(tmp_path, Store(dict.fromkeys((24, 25, 26), PROBE)))
     setup.evaluator.remember([_earlier(24)])
     result = asyncio.run(setup.judge())
-    assert [(r.requested_version, r.kind, r.score) for r in setup.results] == [(25, "skipped", None), (26, "full", 1.0)]
+    assert [(r.requested_version, r.kind, r.score) for r in setup.results] == [(25, "skipped", None), (26, "light", 1)]
     assert setup.results[0].reason == "passed over: version 26 was there first"
-    assert (result.start_version, result.end_version, result.num_scored) == (26, 26, 6)
+    assert (result.start_version, result.end_version, result.num_scored) == (26, 26, 3)
     assert setup.board.scores == {26: 1.0}
-    assert [key for topic, key, _ in setup.sent if topic == "evals"] == ["25", "26"]
-    assert setup.evaluator.next_job(setup.store.versions()) is None
+    assert setup.due() == [Job(26, "full")]
+
+
+def test_a_light_and_a_full_evaluation_of_a_version_overwrite_nothing_of_one_another(tmp_path: Path) -> None:
+    setup = Setup(tmp_path, Store({25: PROBE}))
+
+    async def both() -> None:
+        await asyncio.gather(*(setup.evaluator.run(job) for job in setup.due()))
+
+    asyncio.run(both())
+    assert {r.kind: (r.end_version, r.num_scored) for r in setup.results} == {"light": (25, 3), "full": (25, 6)}
+    assert sorted(key for topic, key, _ in setup.sent if topic == "evals") == ["25/full", "25/light"]
+    assert (setup.board.scores, setup.board.full_scores) == ({25: 1.0}, {25: 1.0})
+    assert setup.due() == []
+
+
+@pytest.mark.parametrize("hung", ["light", "full"])
+def test_an_evaluation_that_hangs_holds_up_none_of_the_other_kind(tmp_path: Path, hung: Kind) -> None:
+    class Stuck(FakeEngine):
+        async def generate(self, *args: object, **more: object) -> Generation:  # type: ignore[override]
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    setup = Setup(tmp_path, Store({25: PROBE}), **{hung: Stuck})  # type: ignore[arg-type]
+
+    async def one_hangs() -> list[EvalResult]:
+        jobs = {job.kind: job for job in setup.due()}
+        waits = asyncio.create_task(setup.evaluator.run(jobs[hung]))
+        results = []
+        for version in (25, 50, 75):
+            setup.store.published[version] = PROBE
+            [job] = [job for job in setup.due(hung)]
+            results.append(await setup.evaluator.run(job))
+        assert not waits.done()
+        waits.cancel()
+        return results
+
+    results = asyncio.run(one_hangs())
+    assert [(r.end_version, r.score) for r in results] == [(25, 1.0), (50, 1.0), (75, 1.0)]
+    assert hung not in {r.kind for r in results}
+
+
+def test_a_full_evaluation_that_fails_is_a_row_and_due_again_with_the_next_window(tmp_path: Path) -> None:
+    store = Store({25: PROBE})
+    store.broken.add(25)
+    setup = Setup(tmp_path, store)
+    result = asyncio.run(setup.evaluator.run(setup.due()[1]))
+    assert (result.kind, result.requested_version) == ("skipped", 25)
+    assert str(result.reason).startswith("no full evaluation: version 25, file model.safetensors")
+    assert setup.due() == []
+    store.published[50] = PROBE
+    assert setup.due() == [Job(50, "light"), Job(50, "full")]
+
+
+def test_a_full_result_that_comes_late_stands_at_its_version_and_latest_stays(tmp_path: Path) -> None:
+    setup = Setup(tmp_path, Store({25: PROBE}))
+    late = setup.due()[1]
+    setup.store.published[26] = PROBE
+    asyncio.run(setup.judge())
+    asyncio.run(setup.evaluator.run(late))
+    assert (setup.board.scores, setup.board.full_scores) == ({26: 1.0}, {25: 1.0})
+    assert setup.board.aliases["latest"] == 26
+
+
+def test_episodes_on_training_tasks_return_with_the_version_that_played_them_and_are_in_no_score(
+    tmp_path: Path,
+) -> None:
+    changes = {"run": {"data_dir": str(tmp_path)}, "loop": {"group_size": 2}}
+    evaluator = SETTINGS.evaluator.model_dump() | {"train_groups_per_family": 3}
+    settings = Settings.model_validate(SETTINGS.model_dump() | changes | {"evaluator": evaluator})
+    producer, totals = FakeProducer(), dict[str, tuple[int, int]]()
+    returning = Returning(settings, producer, lambda outbox, *counts: totals.update({outbox: counts}))
+    setup = Setup(tmp_path, Store({1: PROBE}), settings=settings, training=returning)
+    result = asyncio.run(setup.judge())
+    returning.send()
+    returning.close()
+    found = [t for _, body, _ in producer.sent for t in from_batch(decode(body))]
+    assert result.num_scored == 3
+    assert {(t.origin, t.min_weight_version) for t in found} == {("eval", 1)}
+    assert len({t.group_id for t in found}) == len(producer.sent) == 3
+    assert sorted((t.task_id, t.group_index) for t in found) == [
+        (f"good/{index}", place) for index in (3, 4, 5) for place in (0, 1)
+    ]  # tasks 8 and 9 are held out
+    assert [counts[0] for counts in totals.values()] == [6]
+
+
+def test_evaluations_that_sample_otherwise_than_the_learner_scores_are_not_trained_on() -> None:
+    with pytest.raises(SettingsError, match=r"evaluator.temperature 0.5 is not rollout.temperature 1.0"):
+        load(overrides=["--evaluator.train_groups_per_family=1", "--evaluator.temperature=0.5"])
 
 
 def test_a_broken_version_is_skipped_with_its_reason_and_the_next_is_evaluated(tmp_path: Path) -> None:
@@ -118,8 +234,7 @@ def test_a_broken_version_is_skipped_with_its_reason_and_the_next_is_evaluated(t
 def test_a_store_that_is_away_skips_nothing(tmp_path: Path) -> None:
     store = Store({1: PROBE})
     setup = Setup(tmp_path, store)
-    job = setup.evaluator.next_job([1])
-    assert job is not None
+    [job] = setup.due()
     store.is_down = True
     with pytest.raises(OSError, match="connection refused"):
         asyncio.run(setup.evaluator.run(job))

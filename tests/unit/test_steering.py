@@ -45,12 +45,27 @@ def test_a_significant_fall_is_answered_once_and_taken_back_on_recovery() -> Non
     # 0.8 to 0.6: pooled 0.7, error 0.0648, z 3.09
     orders = steering.judge(_result(3, 0.6))
     assert _changes(orders) == [("learner", RECENT_UP | {"learning_rate_scale": 0.5}), ("curate", RECENT_UP)]
-    assert orders[0].reason == ("version 3 (0.600 of 100) fell below version 1 (0.800 of 100): z 3.09 is above 2")
+    assert orders[0].reason == (
+        "version 3 (0.600 of 100) fell below version 1 (0.800 of 100): z of two proportions 3.09 is above 2"
+    )
     assert steering.judge(_result(4, 0.6)) == []  # answered already
     assert steering.judge(_result(5, 0.7)) == []  # z 1.63: better, not yet back
     orders = steering.judge(_result(6, 0.78))
     assert _changes(orders) == [("learner", AS_BEFORE | {"learning_rate_scale": 1.0}), ("curate", AS_BEFORE)]
     assert not steering.fallen
+    # 0.8 to 0.78: pooled 0.79, error √(0.79 * 0.21 * 0.02) = 0.0576, z 0.35
+    assert orders[0].reason == (
+        "version 6 (0.780 of 100) recovered to version 1 (0.800 of 100): z of two proportions 0.35"
+    )
+
+
+def test_a_late_result_of_an_older_version_gives_no_orders_and_is_compared_with() -> None:
+    steering = Steering(SETTINGS)
+    steering.judge(_result(25, 0.6))
+    assert steering.judge(_result(24, 0.2, families={"add": 0.01})) == []
+    assert steering.judge(_result(24, 0.9)) == []  # a full evaluation that took its time
+    [order, _] = steering.judge(_result(26, 0.6))
+    assert "fell below version 24 (0.900 of 100)" in order.reason
 
 
 def test_a_fall_in_few_episodes_is_noise() -> None:

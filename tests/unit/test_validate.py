@@ -142,8 +142,10 @@ def test_tasks_are_checked_against_the_settings(task: str, family: str, words: s
     assert words in reasons(changed, task=task)[0]
 
 
-def test_an_eval_may_use_a_held_out_task() -> None:
-    assert reasons(trajectory(task_id="add/8", origin="eval"), task="add/8") == [""]
+@pytest.mark.parametrize("origin", ["rollout", "eval", "counterfactual"])
+def test_a_held_out_task_is_never_trained_on_whoever_sampled_it(origin: str) -> None:
+    assert "held-out" in reasons(trajectory(task_id="add/8", origin=origin), task="add/8")[0]
+    assert reasons(trajectory(task_id="add/7", origin=origin), task="add/7") == [""]
 
 
 def test_without_families_in_the_settings_any_task_goes() -> None:
