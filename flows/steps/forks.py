@@ -59,8 +59,13 @@ def candidates(parent: int, spans: Sequence[tuple[int, int]], logprobs: Sequence
     ]
 
 
-def forks(rows: Sequence[tuple[Member, pa.RecordBatch]], std: float, purse: Purse, credit: Credit) -> list[Fork]:
-    """What is asked for when a group of deviation `std` closes, whose members and rows are `rows`; `purse` pays."""
+def forks(
+    rows: Sequence[tuple[Member, pa.RecordBatch]], std: float, purse: Purse, credit: Credit, most_bytes: int
+) -> list[Fork]:
+    """What is asked for when a group of deviation `std` closes, whose members and rows are `rows`; `purse` pays.
+
+    A fork of more than `most_bytes` bytes is left out.
+    """
     cells = [row.select(_COLUMNS).to_pylist()[0] if m.attempt <= MAX_ATTEMPT else None for m, row in rows]
     spans = [[(t["action_start"], t["action_end"]) for t in cell["turns"]] if cell else [] for cell in cells]
     found = [
@@ -75,8 +80,9 @@ def forks(rows: Sequence[tuple[Member, pa.RecordBatch]], std: float, purse: Purs
         member, cell = rows[one.parent][0], cells[one.parent]
         assert cell is not None  # noqa: S101 - it has a candidate
         fork = _fork(member, cell, spans[one.parent][: one.turn + 1], credit.fork_branches)
-        purse.ask(fork.group_id, credit.fork_branches * one.cost)
-        wanted.append(fork)
+        if len(fork.to_bytes()) <= most_bytes:
+            purse.ask(fork.group_id, credit.fork_branches * one.cost)
+            wanted.append(fork)
     return wanted
 
 

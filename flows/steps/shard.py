@@ -34,6 +34,7 @@ class Shard:
     def __init__(self, settings: Settings, reader: PayloadReader, state: State | None = None) -> None:
         self._loop, self._curate, self._dispatch = settings.loop, settings.curate, settings.dispatch
         self._credit = settings.credit
+        self._most_bytes = settings.kafka.max_message_bytes // 2  # the task that is made of a fork says more
         self._capacity = eviction.capacity_of_a_shard(settings.curate.capacity)
         self._policy = eviction.POLICIES[settings.curate.eviction]
         self._payloads = Payloads(reader)
@@ -236,7 +237,7 @@ class Shard:
             return {}
         batches = self._out.kept | self._here
         rows = [(m, batches[m.place].slice(m.row, 1)) for m in fresh]
-        wanted = forks.forks(rows, stats.std or 0.0, purse, self._credit)
+        wanted = forks.forks(rows, stats.std or 0.0, purse, self._credit, self._most_bytes)
         self._out.reports += wanted
         return forks.turns_by_parent(wanted)
 

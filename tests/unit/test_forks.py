@@ -11,8 +11,8 @@ from flows.steps.forks import Candidate, candidates, choose
 from flows.steps.purse import MAX_ASKED, Purse
 from schemas.ids import fork_id
 from schemas.messages import Fork
-from schemas.settings import Settings
-from schemas.trajectory import Trajectory, Turn
+from schemas.settings import Kafka, Settings
+from schemas.trajectory import Trajectory, Turn, WeightVersionSpan
 from tests.samples import group, message, trajectory, uid, weights
 from tests.unit.curation import SETTINGS, Curation
 
@@ -94,6 +94,24 @@ def test_a_group_whose_members_came_in_pieces_is_forked_like_one_that_came_whole
     whole = curation()
     whole.feed(message(members, 0))
     assert found.forks == whole.forks != []
+
+
+def test_a_fork_that_no_message_could_hold_is_not_asked_for() -> None:
+    more = 100  # tokens of prompt, of 4 bytes each in a message; half of 1024 bytes may be a fork's
+    cells = {
+        "token_ids": (*[900] * more, 11, 12, 13, 14, 15, 16),
+        "turns": (Turn(more + 2, more + 4, more + 5), Turn(more + 5, more + 6, more + 6)),
+        "behavior_logprobs": (*[0.0] * more, 0.0, 0.0, math.log(0.9), math.log(0.9), 0.0, math.log(0.5)),
+        "action_mask": (*[False] * more, False, False, True, True, False, True),
+        "num_prompt_tokens": more + 2,
+        "weight_version_spans": (WeightVersionSpan(0, more + 6, 1),),
+    }
+    for limit, expected in ((1024, 0), (2048, 4)):
+        found = curation()
+        found = Curation(found.settings.model_copy(update={"kafka": Kafka(max_message_bytes=limit)}))
+        found.feed(weights(1, 0), message(two_turns("a", [1.0, 0.0, 0.0, 0.0], **cells), 0))
+        assert len(found.forks) == len(found.curator.state.purse.asked) == expected
+        assert [row["forked_turns"] for row in found.rows["experience"]] == [[1] if expected else None] * 4
 
 
 def test_without_a_budget_no_turn_is_forked() -> None:
