@@ -1,8 +1,15 @@
 """The overlap of rollouts and training, by hand."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
-from infra.summary import busy_overlap
+import pytest
+
+from infra.lake import Lake
+from infra.summary import busy_overlap, summarize
+from schemas.settings import Settings
+from tests.rows import AT
+from tests.unit.test_views import fill
 
 
 def interval(phase: str, start: float, end: float, busy_s: float) -> dict:
@@ -26,3 +33,18 @@ def test_a_bin_overlaps_by_the_lesser_of_both() -> None:
 
 def test_without_training_there_is_no_overlap() -> None:
     assert busy_overlap([interval("rollout", 0, 2, 1)]) == 0
+
+
+@pytest.mark.parametrize(("mode", "staleness", "passed"), [("sync", 0, True), ("sync", 1, False), ("async", 0, False)])
+def test_the_check_of_the_mode_asks_for_old_samples_or_for_none(
+    tmp_path: Path, mode: str, staleness: int, passed: bool
+) -> None:
+    given = {"run": {"name": "r", "data_dir": str(tmp_path)}, "loop": {"mode": mode, "max_staleness": 0}}
+    settings = Settings.model_validate(given | {"learner": {"sync_interval_start": 1, "sync_interval": 1}})
+    lake = Lake.of(settings)
+    lake.ensure()
+    life = {"step": 1, "incarnation": "i", "incarnation_at": AT}
+    fill(lake, "train_steps", life)
+    fill(lake, "train_samples", {"step": 1, "incarnation": "i", "trajectory_id": "t", "staleness": staleness})
+    check = summarize(settings, 1.0)["checks"][f"{mode}hrony"]
+    assert check["passed"] is passed
