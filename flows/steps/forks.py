@@ -16,19 +16,24 @@ from schemas.settings import Credit
 MAX_TURNS, MAX_ATTEMPT = 1024, 1024
 """What a message can hold."""
 
+Spans = Sequence[tuple[int, int]]
+"""The actions of a trajectory's turns, [start, end) in tokens."""
+
 _COLUMNS = ("token_ids", "behavior_logprobs", "turns")
 
 
 class Candidate(NamedTuple):
-    """A turn that could be forked: `surprise` is the mean -logprob of its action, in nats; `cost` is of one branch.
+    """A turn that could be forked, by what its siblings did at the same turn: a mean over all members but its own.
 
-    A branch is expected to sample as many tokens as its parent did from the turn on.
+    `surprise` is the mean -logprob of their actions, in nats, an estimate of the policy's entropy there; `cost` are the
+    tokens that they sampled from there on. The turn's own action has no part in it: if unlikely actions, which are
+    often wrong, were those compared with branches, the comparison would depend on them, and the gradient be biased.
     """
 
     parent: int
     turn: int
     surprise: float
-    cost: int
+    cost: float
 
 
 def choose(found: Sequence[Candidate], std: float, typical: float, left: float, num_branches: int) -> list[Candidate]:
@@ -46,17 +51,36 @@ def choose(found: Sequence[Candidate], std: float, typical: float, left: float, 
     return chosen
 
 
-def candidates(parent: int, spans: Sequence[tuple[int, int]], logprobs: Sequence[float]) -> list[Candidate]:
-    """The turns of a trajectory whose actions are tokens `spans`; none where these do not follow one another."""
+def candidates(members: Sequence[tuple[Spans, Sequence[float]]]) -> list[Candidate]:
+    """The turns of a group that could be forked: those that a sibling reached too, after a prefix within bounds.
+
+    `members` are the actions and behavior logprobs of each. One whose actions do not follow one another has no turns.
+    """
+    told = [_told(*member) if _is_sound(*member) else [] for member in members]
+    totals: dict[int, tuple[float, float, float]] = defaultdict(lambda: (0.0, 0.0, 0.0))
+    for figures in told:
+        for turn, (surprise, cost) in enumerate(figures):
+            count, surprises, costs = totals[turn]
+            totals[turn] = (count + 1, surprises + surprise, costs + cost)
+    found: list[Candidate] = []
+    for parent, figures in enumerate(told):
+        for turn, (surprise, cost) in enumerate(figures):
+            count, surprises, costs = totals[turn]
+            if count > 1 and members[parent][0][turn][0] <= MAX_PREFIX:
+                others = count - 1
+                found.append(Candidate(parent, turn, (surprises - surprise) / others, (costs - cost) / others))
+    return found
+
+
+def _is_sound(spans: Spans, logprobs: Sequence[float]) -> bool:
     edges = [0, *(edge for span in spans for edge in span)]
-    if len(spans) > MAX_TURNS or any(b <= a for a, b in pairwise(edges)) or edges[-1] > len(logprobs):
-        return []
+    return len(spans) <= MAX_TURNS and all(a < b for a, b in pairwise(edges)) and edges[-1] <= len(logprobs)
+
+
+def _told(spans: Spans, logprobs: Sequence[float]) -> list[tuple[float, float]]:
+    """By turn: the mean -logprob of its action, and the tokens sampled from it on."""
     costs = [*accumulate(end - start for start, end in reversed(spans))][::-1]
-    return [
-        Candidate(parent, turn, -sum(logprobs[start:end]) / (end - start), costs[turn])
-        for turn, (start, end) in enumerate(spans)
-        if start <= MAX_PREFIX
-    ]
+    return [(-sum(logprobs[a:b]) / (b - a), float(cost)) for (a, b), cost in zip(spans, costs, strict=True)]
 
 
 def forks(
@@ -66,20 +90,14 @@ def forks(
 
     A fork of more than `most_bytes` bytes is left out.
     """
-    cells = [row.select(_COLUMNS).to_pylist()[0] if m.attempt <= MAX_ATTEMPT else None for m, row in rows]
-    spans = [[(t["action_start"], t["action_end"]) for t in cell["turns"]] if cell else [] for cell in cells]
-    found = [
-        one
-        for parent, cell in enumerate(cells)
-        if cell
-        for one in candidates(parent, spans[parent], cell["behavior_logprobs"])
-    ]
+    rows = [(member, row) for member, row in rows if member.attempt <= MAX_ATTEMPT]
+    cells = [row.select(_COLUMNS).to_pylist()[0] for _, row in rows]
+    spans = [[(turn["action_start"], turn["action_end"]) for turn in cell["turns"]] for cell in cells]
+    found = candidates([(spans[i], cell["behavior_logprobs"]) for i, cell in enumerate(cells)])
     typical = purse.typical([std * one.surprise for one in found])
     wanted: list[Fork] = []
     for one in choose(found, std, typical, purse.left(credit.fork_budget), credit.fork_branches):
-        member, cell = rows[one.parent][0], cells[one.parent]
-        assert cell is not None  # noqa: S101 - it has a candidate
-        fork = _fork(member, cell, spans[one.parent][: one.turn + 1], credit.fork_branches)
+        fork = _fork(rows[one.parent][0], cells[one.parent], spans[one.parent][: one.turn + 1], credit.fork_branches)
         if len(fork.to_bytes()) <= most_bytes:
             purse.ask(fork.group_id, credit.fork_branches * one.cost)
             wanted.append(fork)

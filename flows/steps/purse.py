@@ -18,8 +18,8 @@ class Purse:
     """
 
     produced: int = 0
-    spent: int = 0
-    asked: dict[str, int] = field(default_factory=dict)
+    spent: float = 0.0
+    asked: dict[str, float] = field(default_factory=dict)
     worth: float = 0.0
     num_seen: int = 0
 
@@ -32,7 +32,7 @@ class Purse:
         """What may still be asked for."""
         return budget * self.produced - self.spent - sum(self.asked.values())
 
-    def ask(self, group_id: str, cost: int) -> None:
+    def ask(self, group_id: str, cost: float) -> None:
         """Branches that are expected to cost `cost` are asked for."""
         self.asked[group_id] = cost
         if len(self.asked) > MAX_ASKED:

@@ -59,14 +59,32 @@ def test_a_group_without_variance_and_a_turn_without_a_doubt_are_worth_nothing()
     assert choose([Candidate(0, 0, 0.0, 1)], std=0.5, typical=0.0, left=100, num_branches=1) == []
 
 
-def test_surprise_is_the_mean_over_an_action_and_a_branch_costs_what_its_parent_sampled_from_there_on() -> None:
-    logprobs = [0.0, -1.0, -3.0, 0.0, -0.5]
-    assert candidates(7, [(1, 3), (4, 5)], logprobs) == [Candidate(7, 0, 2.0, 3), Candidate(7, 1, 0.5, 1)]
+def test_a_turn_is_judged_by_what_its_siblings_did_there_and_not_by_what_it_chose_itself() -> None:
+    one = ([(1, 3), (4, 5)], [0.0, -1.0, -3.0, 0.0, -0.5])  # surprise 2 at cost 3, 0.5 at cost 1
+    two = ([(1, 2), (3, 5)], [0.0, -4.0, 0.0, -1.0, -2.0])  # 4 at cost 3, 1.5 at cost 2
+    three = ([(1, 2)], [0.0, -6.0])  # 6 at cost 1
+    assert candidates([one, two, three]) == [
+        Candidate(0, 0, 5.0, 2.0),  # the mean of 4 and 6, of 3 and 1
+        Candidate(0, 1, 1.5, 2.0),
+        Candidate(1, 0, 4.0, 2.0),
+        Candidate(1, 1, 0.5, 1.0),
+        Candidate(2, 0, 3.0, 3.0),
+    ]
+    assert candidates([one]) == []  # nobody to judge it by
+
+
+@given(st.floats(-20, 0), st.integers(0, 2))
+def test_however_unlikely_an_action_is_it_changes_nothing_about_its_own_worth(logprob: float, member: int) -> None:
+    plain = [([(1, 2)], [0.0, -1.0 - index]) for index in range(3)]
+    changed = [*plain[:member], ([(1, 2)], [0.0, logprob]), *plain[member + 1 :]]
+    assert candidates(changed)[member].surprise == pytest.approx(candidates(plain)[member].surprise)
 
 
 @pytest.mark.parametrize("spans", [[(0, 2)], [(1, 3), (2, 4)], [(3, 4), (1, 2)], [(4, 9)], [(2, 2)]])
 def test_turns_that_do_not_follow_one_another_are_not_forked(spans: list[tuple[int, int]]) -> None:
-    assert candidates(0, spans, [0.0, -1.0, -1.0, -1.0, -1.0]) == []
+    logprobs = [0.0, -1.0, -1.0, -1.0, -1.0]
+    sound = ([(1, 2), (3, 4)], logprobs)
+    assert {found.parent for found in candidates([sound, (spans, logprobs), sound])} == {0, 2}
 
 
 def test_the_unsure_turn_is_forked_with_what_was_before_it_and_its_parent_says_so() -> None:
