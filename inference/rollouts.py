@@ -25,16 +25,18 @@ Play = Callable[[Task, int, Live], Awaitable[Trajectory]]
 
 
 class Rollouts:
-    """Runs the members of groups, `max_episodes` at a time.
+    """Runs the members of groups, `max_episodes` at a time; `ahead` more may wait, so that no place becomes empty.
 
     `finished` is called once for every episode that began; `failed_in_a_row` counts engine failures since the last
     episode without one.
     """
 
-    def __init__(self, play: Play, finished: Callable[[Trajectory], None], max_episodes: int, producer: str) -> None:
+    def __init__(
+        self, play: Play, finished: Callable[[Trajectory], None], max_episodes: int, producer: str, ahead: int = 0
+    ) -> None:
         self.failed_in_a_row = 0
         self._play, self._finished, self._producer = play, finished, producer
-        self._max_episodes = max_episodes
+        self._most = max_episodes + ahead
         self._places = asyncio.Semaphore(max_episodes)
         self._members: set[asyncio.Task[None]] = set()
         self._begun: dict[asyncio.Task[None], Live] = {}
@@ -47,8 +49,8 @@ class Rollouts:
 
     @property
     def room(self) -> int:
-        """Episodes that could begin at once."""
-        return max(0, self._max_episodes - len(self._members))
+        """Episodes that may be started: at once, or as the next ones."""
+        return max(0, self._most - len(self._members))
 
     def start(self, task: Task) -> None:
         """Begin every member of a group, as places become free."""

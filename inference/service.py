@@ -68,7 +68,8 @@ class RolloutService:
             max_message_bytes=settings.kafka.max_message_bytes,
         )
         self.keeper = Keeper(self.sender.finished, outbox.folder)
-        self.rollouts = Rollouts(self._play, self._finished, rollout.max_episodes, telemetry.instance)
+        ahead = settings.loop.group_size  # pulling takes tens of milliseconds, in which places would be empty
+        self.rollouts = Rollouts(self._play, self._finished, rollout.max_episodes, telemetry.instance, ahead)
         self._limits, self._toolbox = agent.Limits.of(rollout), Toolbox()
         self._tokenizer: ChatTokenizer | None = None
         for damage in outbox.damage:

@@ -152,9 +152,12 @@ def send_tasks(kafka: Kafka, draws: object) -> None:
 
 
 def send(kafka: Kafka, tasks: list[Task]) -> None:
+    """Send `tasks`, a few at a time: the broker hands out whole batches, and a service takes no part of one."""
     producer = Producer(kafka, "test")
-    for one in tasks:
+    for number, one in enumerate(tasks, 1):
         producer.send(TASKS.name, one.group_id, one.to_bytes())
+        if number % 5 == 0:
+            producer.flush(30)
     producer.close()
 
 

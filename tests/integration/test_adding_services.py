@@ -4,16 +4,18 @@ import itertools
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from inference.outbox import Outbox
 from infra.kafka import Follower
-from schemas.messages import UsageInterval
+from schemas.messages import Task, UsageInterval
 from schemas.settings import Kafka
 from schemas.topics import USAGE
+from tests.benchmarks.longtail import ENVIRONMENT
+from tests.rollout_fakes import task
 from tests.rollout_process import (
     GROUP_SIZE,
     Service,
@@ -21,14 +23,18 @@ from tests.rollout_process import (
     prepare_rollouts,
     received,
     send,
-    send_tasks,
-    tasks_of,
     until,
 )
 
 FIRST, SECOND = "rollout-0", "rollout-1"
-WAITING = 30
-"""Groups that are kept before the services: more than two of them play at once."""
+PLACES, WAITING = 20, 15
+"""Episodes at once in a service, and groups that are kept waiting: more than two services play at once."""
+
+
+def tasks_of(draws: Iterable[int]) -> list[Task]:
+    """Episodes that wait for a tool most of the time, so that the services leave the cores to one another."""
+    options = {"environment": ENVIRONMENT, "options": {"tool_s": 1.0}, "group_size": GROUP_SIZE}
+    return [task(draw, index=draw, **options) for draw in draws]  # type: ignore[arg-type]
 
 
 class Load:
@@ -44,9 +50,9 @@ class Load:
         for told in self._usage.poll():
             self.produced[told.instance] = told.produced_trajectories or 0
         missing = WAITING + sum(self.produced.values()) // GROUP_SIZE - self.sent
-        for _ in range(0, missing, 5):  # a few at a time: the broker hands out whole batches
-            send_tasks(self._kafka, itertools.islice(self._draws, 5))
-            self.sent += 5
+        if missing >= 5:
+            send(self._kafka, tasks_of(itertools.islice(self._draws, missing)))
+            self.sent += missing
 
     def incomplete(self) -> set[str]:
         """Groups of the tasks sent of which a member is in the topic not even once."""
@@ -77,7 +83,9 @@ def test_a_service_added_while_running_takes_load_within_10_s_and_one_that_is_re
     tmp_path: Path, kafka: Kafka, start: Callable[..., Service], record_property: Callable[[str, object], None]
 ) -> None:
     settings = prepare_rollouts(tmp_path, kafka)
-    settings = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"max_episodes": 40})})
+    settings = settings.model_copy(
+        update={"rollout": settings.rollout.model_copy(update={"max_episodes": PLACES, "max_turn_tokens": 200})}
+    )
     load, first = Load(kafka), start(settings, instance=FIRST)
     load.until_produced(FIRST, 20)
 

@@ -146,8 +146,9 @@ def test_no_more_episodes_than_places_run_at_once_and_room_counts_those_that_wai
         running -= 1
         return episode(of, index)
 
-    async def run() -> list[int]:
-        rollouts = Rollouts(play, rows.all.append, 10, "test")
+    async def run(ahead: int) -> list[int]:
+        rows.all.clear()
+        rollouts = Rollouts(play, rows.all.append, 10, "test", ahead)
         rooms = [rollouts.room]
         rollouts.start(task(group_size=4))
         rooms.append(rollouts.room)
@@ -157,7 +158,8 @@ def test_no_more_episodes_than_places_run_at_once_and_room_counts_those_that_wai
         await asyncio.sleep(0)
         return [*rooms, rollouts.room]
 
-    assert asyncio.run(run()) == [10, 6, 0, 10]
+    assert asyncio.run(run(0)) == [10, 6, 0, 10]
+    assert asyncio.run(run(4)) == [14, 10, 0, 14]  # a group may wait for the places that become free next
     assert most == 10
 
 
