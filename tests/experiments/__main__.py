@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from tests.experiments.arms import plans
-from tests.experiments.results import Results
+from tests.experiments.arms import QUICK_UPDATES, plans
+from tests.experiments.results import Results, lake
 from tests.experiments.variants import EXPERIMENTS
 from tests.experiments.work import start, work
 
-SEEDS, QUICK_SEEDS, QUICK_UPDATES = 5, 2, 8
+SEEDS, QUICK_SEEDS = 5, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,11 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
     wanted = list(plans([EXPERIMENTS[name] for name in options.only], seeds, QUICK_UPDATES if options.quick else None))
     work(wanted, Results(lake(options.data, options.quick)), partial(start, data=options.data), options.jobs)
-
-
-def lake(data: Path, quick: bool) -> Path:
-    """Where the results lie, those of the quick form apart."""
-    return data / "experiments" / ("quick" if quick else "full")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ from typing import Any
 
 from schemas.settings import Settings
 
+QUICK_UPDATES = 8
+"""Of every run in the quick form."""
+
 BASE = Path(__file__).with_name("base.toml")
 
 

@@ -20,22 +20,12 @@ from tests.experiments.actors import Actors, judged
 from tests.experiments.arms import Plan, settings_of
 from tests.experiments.curation import Curation, flow_time
 from tests.experiments.learner import Learner
+from tests.experiments.results import Measure
 from trainers.metrics import StepMetrics
 from trainers.ranks import Ranks
 
 GROUPS = 8
 """Groups that are sampled for an update."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """What a run came to after `step` updates and `samples` episodes; `wall_s` is without evaluations."""
-
-    step: int
-    samples: int
-    wall_s: float
-    metric: str
-    value: float
 
 
 @dataclass(slots=True)

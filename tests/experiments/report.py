@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tests.experiments.__main__ import QUICK_UPDATES, lake
-from tests.experiments.arms import Experiment
+from tests.experiments.arms import QUICK_UPDATES, Experiment
 from tests.experiments.comparison import comparison
 from tests.experiments.findings import Findings, findings, table
 from tests.experiments.plots import draw
-from tests.experiments.results import Results
+from tests.experiments.results import Results, lake
 from tests.experiments.variants import EXPERIMENTS
 
 PACKAGES = ("torch", "deepspeed", "transformers", "bytewax", "deltalake")

@@ -1,6 +1,7 @@
 """The table `experiments` of a lake of its own: what each run came to, in one commit, so that none counts by halves."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +11,6 @@ from deltalake import DeltaTable, write_deltalake
 from schemas.tables import Table
 from schemas.trajectory import TIMESTAMP, column
 from tests.experiments.arms import Plan
-from tests.experiments.loop import Measure
 
 EXPERIMENTS = Table(
     "experiments",
@@ -31,6 +31,17 @@ EXPERIMENTS = Table(
         ]
     ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What a run came to after `step` updates and `samples` episodes; `wall_s` is without evaluations."""
+
+    step: int
+    samples: int
+    wall_s: float
+    metric: str
+    value: float
 
 
 class Results:
@@ -58,3 +69,8 @@ class Results:
         """The keys of the plans that have ended."""
         rows = self.read().select(["experiment", "arm", "seed", "fingerprint"]).to_pylist()
         return {(row["experiment"], row["arm"], row["seed"], row["fingerprint"]) for row in rows}
+
+
+def lake(data: Path, quick: bool) -> Path:
+    """Where the results lie, those of the quick form apart."""
+    return data / "experiments" / ("quick" if quick else "full")

@@ -13,8 +13,8 @@ import torch
 
 from infra.stack.policy import prepare_policy
 from tests.experiments.arms import Plan, settings_of
-from tests.experiments.loop import Measure, play_out
-from tests.experiments.results import Results
+from tests.experiments.loop import play_out
+from tests.experiments.results import Measure, Results
 from trainers.ranks import Ranks, prepare_environment
 
 
