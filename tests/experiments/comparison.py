@@ -56,5 +56,5 @@ def _cell(values: Sequence[float | None]) -> str:
 
 
 def _shown(value: Mean) -> str:
-    digits = 3 if abs(value.mean) >= 0.01 else 6
+    digits = 3 if not value.mean or abs(value.mean) >= 0.01 else 6
     return f"{value.mean:.{digits}f}" + (f" ± {value.half:.{digits}f}" if value.count > 1 else "")
