@@ -1,6 +1,7 @@
 """`lagoon doctor`: checks that say how to mend what they find."""
 
 import importlib.metadata
+import math
 import shutil
 import tomllib
 import uuid
@@ -13,6 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from obstore.exceptions import BaseError
 from packaging.requirements import Requirement
 
+from infra import sql
 from infra.cli import arguments, tables
 from infra.kafka import client_settings, topic_differences
 from infra.lake import Lake
@@ -26,6 +28,12 @@ from schemas.settings import Settings
 from schemas.tables import TABLES
 
 DISTRIBUTION = "lagoon-rl"
+
+RECENT = 50
+"""Steps after a publication that `sampling` looks back on."""
+_MISMATCH = "SELECT sum(num_samples), exp(avg(ln(ratio))) FROM (FROM engine_mismatch ORDER BY step DESC LIMIT ?)"
+MAX_MISMATCH = 0.1
+"""Largest |log ratio| at equal weights; kernels and bfloat16 make for some hundredths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +131,22 @@ def lake(settings: Settings) -> Finding:
     return _store(settings.lake_uri, settings.lake.storage_options)
 
 
+def sampling(settings: Settings) -> Finding:
+    """A learner that gives tokens the logprobs that their sampler gave them, where both have the same weights."""
+    with sql.connect(Lake.of(settings)) as connection:
+        [(count, ratio)] = connection.execute(_MISMATCH, [RECENT]).fetchall()
+    if not count:
+        return Finding("nothing was trained on at the weights that sampled it")
+    observed = f"importance ratio {ratio:.3f} at equal weights, over {count} trajectories"
+    if abs(math.log(ratio)) <= MAX_MISMATCH:
+        return Finding(observed)
+    return Finding(
+        observed,
+        "sampler and learner differ on the same tokens: compare tokenizer, temperature and precision of the two; "
+        "logprobs that are shifted by a place look like this too. See view engine_mismatch",
+    )
+
+
 def claims(settings: Settings) -> Finding:
     """A claims store of its own where only one of several writers wins."""
     if not settings.lake.claims_uri:
@@ -173,6 +197,7 @@ CHECKS = {
     "broker": broker,
     "topics": topics,
     "lake": lake,
+    "sampling": sampling,
     "claims": claims,
     "weight store": weight_store,
     "tracking": tracking,

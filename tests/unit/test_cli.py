@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.table import Table
 
@@ -11,6 +12,7 @@ from infra.cli.main import COMMANDS, main
 from infra.lake import Lake
 from schemas.errors import BrokerError, SettingsError
 from schemas.settings import Settings, load
+from tests.rows import row
 
 
 def test_without_a_command_it_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,3 +112,26 @@ def test_doctor_tries_the_weight_store_with_concurrent_writers(tmp_path: Path) -
     finding = doctor.weight_store(load([], [f"--run.data_dir={tmp_path}"]))
     assert not finding.mend
     assert "one of 8 writers wins" in finding.observed
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_doctor_notices_logprobs_that_are_a_place_off(tmp_path: Path, shift: int) -> None:
+    # 20 tokens, logprobs in turn -0.5 and -2: at their own places every ratio is 1, a place off exp(1.5) or exp(-1.5)
+    logprobs = np.array([-0.5, -2.0] * 10)
+    ratio = float(np.exp(logprobs - np.roll(logprobs, shift)).mean())
+    assert ratio == pytest.approx([1.0, (4.4817 + 0.2231) / 2][shift], abs=1e-3)
+    settings = load([], [f"--run.data_dir={tmp_path}"])
+    lake = Lake.of(settings)
+    lake.ensure()
+    assert not doctor.sampling(settings).mend  # before the first step
+    steps = [(1, 1), (2, 1), (3, 2)]  # number and version; the second is not the first after a publication
+    lake.append(
+        "train_steps", [row("train_steps", step=n, weight_version=v, incarnation="i") for n, v in steps], "t", 1
+    )
+    samples = [(1, 0, ratio), (2, 0, 9.0), (3, 0, ratio), (3, 1, 9.0)]
+    names = ("step", "staleness", "importance_ratio_mean")
+    rows = [row("train_samples", incarnation="i", **dict(zip(names, sample, strict=True))) for sample in samples]
+    lake.append("train_samples", rows, "t", 1)
+    finding = doctor.sampling(settings)
+    assert finding.observed == f"importance ratio {ratio:.3f} at equal weights, over 2 trajectories"
+    assert ("shifted by a place" in finding.mend) == bool(shift)
