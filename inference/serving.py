@@ -23,7 +23,7 @@ from schemas.messages import Manifest
 from schemas.settings import Settings
 
 PROBE_TOLERANCE = {"fp32": 2e-3, "bf16": 1e-1}
-"""Largest difference of a logprob, engine against learner at equal weights, by the coarser precision of the two.
+"""Largest difference of a logprob, engine against learner at equal weights, by the precision that both compute in.
 
 In float32 both engines differ from the learner by less than 1e-5 on a CPU; the rest is for other kernels.
 """
@@ -139,9 +139,13 @@ class Server:
 
 
 def serving_precision(settings: Settings, engine: str) -> str:
-    """The coarser precision of the learner and of `engine`: a key of PROBE_TOLERANCE."""
+    """What `engine` and the learner's probe both compute in, a key of PROBE_TOLERANCE.
+
+    The probe is computed in float32 where a rank holds all weights, also of a policy in bfloat16.
+    """
     coarse = engine == "vllm" and settings.vllm.dtype != "float32"
-    return "bf16" if coarse else settings.learner.precision
+    partitioned = settings.learner.precision == "bf16" and settings.learner.zero_stage == 3
+    return "bf16" if coarse or partitioned else "fp32"
 
 
 async def _in_time(work: Awaitable[None], what: str) -> None:

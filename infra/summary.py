@@ -71,7 +71,7 @@ def summarize(settings: Settings, wall_s: float) -> dict[str, Any]:
 
 def probes(run: Path) -> dict[str, Any]:
     """How often an engine of the run was asked to prove a weight version, and how it went."""
-    lines = [json.loads(line) for file in run.glob("cache/*/proofs.jsonl") for line in file.read_text().splitlines()]
+    lines = [json.loads(line) for file in run.glob("cache/**/proofs.jsonl") for line in file.read_text().splitlines()]
     exact = [line["difference"] for line in lines if line["exact"]]
     return {"loads": len(lines), "exact": len(exact), "largest_difference": max(exact, default=None)}
 

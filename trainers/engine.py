@@ -5,6 +5,7 @@ divide again by the accumulation steps and by the ranks; `train_step` undoes bot
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from trainers.metrics import COLUMNS, TurnMetrics, trajectory_sums
 from trainers.objectives import ActionTokens, evaluate
 from trainers.objectives.aggregate import AGGREGATIONS
 from trainers.objectives.dpo import preferences
-from trainers.policy import Scorer, check_packing, checkpoint_activations, load_policy
+from trainers.policy import Scorer, check_packing, checkpoint_activations, in_float32, load_policy
 from trainers.ranks import Ranks
 from trainers.signals import Signals
 from trainers.value_head import ValueScorer
@@ -132,11 +133,16 @@ class Engine:
             self._proximal.model.load_state_dict(tensors)
 
     def probe(self) -> Probe:
-        """Logprobs at temperature 1 of fixed tokens, with the weights now: what an engine must agree with."""
+        """Logprobs at temperature 1 of fixed tokens, with the weights now: what an engine must agree with.
+
+        They are computed in float32 whatever the weights' precision, so that only what an engine rounds remains; not
+        under ZeRO 3, where no rank holds the weights.
+        """
         vocabulary = int(self.model.config.vocab_size)
         token_ids = tuple((PROBE_STRIDE * i + 1) % vocabulary for i in range(PROBE_TOKENS))
         ids = torch.tensor([token_ids], device=self._ranks.device)
-        with torch.no_grad():
+        exactly = in_float32(self._engine.module) if self._stage < 3 else nullcontext()
+        with torch.no_grad(), exactly:
             logprobs = self._engine(ids, torch.ones_like(ids[:, 1:], dtype=torch.bool), 1.0)
         return Probe(token_ids=token_ids, logprobs=tuple(logprobs.tolist()))
 

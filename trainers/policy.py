@@ -1,7 +1,8 @@
 """The policy: a causal language model in a Hugging Face folder, and the logprobs that it gives to tokens."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -98,6 +99,29 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
         layer.training = True  # a condition of theirs; what is inside them stays as it is, dropout off
+
+
+@contextmanager
+def in_float32(module: nn.Module) -> Generator[None]:
+    """Compute in float32 with the weights as they are: each part's are widened while it computes, one at a time."""
+    narrow: dict[nn.Parameter, Tensor] = {}
+
+    def widen(part: nn.Module, _: object) -> None:
+        for parameter in part.parameters(recurse=False):
+            narrow[parameter] = parameter.data
+            parameter.data = parameter.data.float()
+
+    def restore(part: nn.Module, *_: object) -> None:
+        for parameter in part.parameters(recurse=False):
+            parameter.data = narrow.pop(parameter)
+
+    parts = [part for part in module.modules() if any(True for _ in part.parameters(recurse=False))]
+    hooks = [h for p in parts for h in (p.register_forward_pre_hook(widen), p.register_forward_hook(restore))]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def tiny_llama(policy: Policy, vocabulary: int, stop_id: int, pad_id: int, seed: int) -> LlamaForCausalLM:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inference.environments.base import Environment, Message, Result, Score, Tool, ToolError
 from inference.environments.calls import Call, Malformed
-from inference.environments.questions import KINDS, Question, question
+from inference.environments.questions import KINDS, PREVIOUS, Question, question
 from schemas.errors import SettingsError
 from schemas.names import ResultStatus
 from schemas.trajectory import Reward
@@ -61,6 +61,8 @@ class Options(BaseModel):
     """Share of good calls that never return, so that the tool's limit ends them."""
     crash_rate: Ratio = 0.0
     """Share of episodes in which the environment itself breaks: a failure of the infrastructure."""
+    shots: Annotated[int, Field(ge=0, le=16)] = 0
+    """Solved questions that the prompt shows, for a policy that knows nothing of the calculator."""
     tool_seconds: ToolSeconds | None = None
     """Calls that take their time, so that some episodes take many times longer than most; the tool's limit is above."""
 
@@ -83,7 +85,9 @@ def options_of(family: str, options: Mapping[str, Any]) -> Options:
 def build(family: str, index: int, seed: int, options: Mapping[str, Any]) -> Environment:
     """Task `index` of a calculator family."""
     checked = options_of(family, options)
-    return Calculator(question(checked.kind, family, index, seed), checked)
+    task = question(checked.kind, family, index, seed)
+    shown = (question(checked.kind, f"{family}/shown", i, seed) for i in range(checked.shots + 1))
+    return Calculator(task, checked, [q for q in shown if q.text != task.text][: checked.shots])
 
 
 def calculate(expression: str) -> str:
@@ -99,21 +103,36 @@ def calculate(expression: str) -> str:
     return str({"+": a + b, "-": a - b, "*": a * b}[match[2]])
 
 
+def solved(shown: Question) -> list[Message]:
+    """A question, the calls of its plan with what comes back, and its answer."""
+    messages: list[Message] = [{"role": "user", "content": shown.text}]
+    value = ""
+    for step in shown.plan:
+        expression = step.replace(PREVIOUS, value)
+        value = calculate(expression)
+        messages += [
+            {"role": "assistant", "content": f"<call>{expression}</call>"},
+            {"role": "tool", "content": value},
+        ]
+    return [*messages, {"role": "assistant", "content": shown.answer}]
+
+
 class Calculator(Environment):
     """One arithmetic question."""
 
-    def __init__(self, task: Question, options: Options):
+    def __init__(self, task: Question, options: Options, shown: Sequence[Question] = ()):
         self.task = task
         self.options = options
+        self.shown = shown
         limit_s = options.tool_seconds.most + _SPARE_S if options.tool_seconds else None
         self.tools = {TOOL: Tool(self._run, timeout_s=limit_s)}
         self.reset(0)
 
     def reset(self, seed: int) -> list[Message]:
-        """The question as one user message."""
+        """The solved questions, then the one to solve."""
         self.rng = random.Random(f"calculator/{seed}")
         self.crashes = self.rng.random() < self.options.crash_rate
-        return [{"role": "user", "content": self.task.text}]
+        return [*(m for q in self.shown for m in solved(q)), {"role": "user", "content": self.task.text}]
 
     def parse(self, action: str) -> Sequence[Call | Malformed]:
         """One call and nothing else, or an answer; any trace of a call tag beside that is malformed."""

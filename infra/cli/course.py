@@ -18,7 +18,7 @@ from schemas.names import Service
 from schemas.settings import Settings
 
 STUCK_S = 120.0
-DRAIN_S = 90.0
+DRAIN_S = 180.0
 INTERRUPTED_DRAIN_S = 20.0
 INTERRUPTED = "interrupted"
 

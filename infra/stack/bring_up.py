@@ -9,7 +9,7 @@ from pathlib import Path
 from infra.kafka import ensure_topics
 from infra.lake import Lake
 from infra.stack import health, kafka, mlflow, ports, programs
-from infra.stack.policy import prepare_policy
+from infra.stack.policy import check_packages, prepare_policy
 from infra.stack.supervise import Supervisor
 from schemas.errors import SettingsError, StackError
 from schemas.settings import Settings
@@ -32,6 +32,8 @@ def bring_up(settings: Settings, names: Sequence[str], report: Report) -> Settin
     servers = [n for n in programs.SERVERS if (services or n in selected) and programs.is_local(settings, n)]
     if services and not settings.families:
         raise SettingsError("the settings list no task families, so there is nothing to roll out; add [[families]]")
+    if services:
+        check_packages(settings)
     with exclusive(settings.run.data_dir):
         supervisor = Supervisor(settings.run.data_dir)
         supervisor.launch()

