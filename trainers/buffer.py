@@ -94,6 +94,8 @@ class LiveBuffer:
                 self.fairness.note_come(self._groups[group].length)
         for group in set(columns[1]):
             self._groups[group].rows.sort(key=attrgetter("min_weight_version", "arrival"))  # the oldest expire first
+            if not self._groups[group].rows:
+                del self._groups[group]
 
     def remember(self, groups: Mapping[str, Memory]) -> None:
         """Know the groups of rows that come back after a restart."""

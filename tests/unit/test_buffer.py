@@ -135,7 +135,11 @@ def test_a_trajectory_is_used_at_most_max_uses_times() -> None:
 
 def test_the_same_trajectory_is_taken_in_once() -> None:
     buffer = filled([("a", 1, 0.0)], [("a", 1, 0.0)])
+    other = chunk([("a", 1, 0.0)])
+    buffer.add(2, Chunk(other.rows.set_column(3, "group_id", [["other"]]), other.tokens))
     assert len(buffer) == 1
+    assert list(buffer.groups()) == ["a"]
+    assert names(buffer.choose(2, 1)) == ["a"]
 
 
 def test_pruning_drops_what_is_older_than_the_bound() -> None:
