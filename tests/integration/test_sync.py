@@ -20,6 +20,15 @@ SMALL = f"""
 batch_size = {BATCH}
 group_size = {GROUP}
 
+[dispatch]
+lease_s = 90
+
+[curate]
+group_timeout_s = 40
+
+[rollout]
+episode_timeout_s = 30
+
 [learner]
 num_train_steps = {STEPS}
 
