@@ -63,6 +63,7 @@ class State(Message):
     kl_coefficient: float | None = None
     publication: Manifest | None = None
     value_head: bool = False
+    lora: str = ""
     process_scale: ProcessScale = ProcessScale()
 
 

@@ -23,6 +23,7 @@ from trainers.checkpoint import Checkpoint, Checkpoints, Incarnation, State
 from trainers.credit import ProcessScale, Turns, process_weight
 from trainers.directives import Directives
 from trainers.engine import Trained
+from trainers.lora import description
 from trainers.metrics import summarize
 from trainers.objectives.kl import adapted
 from trainers.publish import Publisher, is_due, manifest
@@ -75,7 +76,7 @@ class Desk:
         self._publisher = Publisher(weights, self._producer, self._tracking)
         self._record = RunRecord(settings, self._lake, weights, cluster_id(settings.kafka))
         self._checkpoints = checkpoints(settings, lease)
-        self._state = _reborn(state, ranks, settings.credit.baseline == "value", self._tracking.run_id)
+        self._state = _reborn(state, settings, ranks, self._tracking.run_id)
         self._saved_step = state.step if found else -1
         self._app_id = f"learner/{self._state.incarnations[-1].name}"
         self._watchdog = Watchdog(self._learner.watchdog_s, time.monotonic())
@@ -242,8 +243,9 @@ def checkpoints(settings: Settings, lease: Lease) -> Checkpoints:
     return Checkpoints(settings.checkpoints, settings.learner.keep_checkpoints, lambda: datetime.now(UTC), lease.fence)
 
 
-def _reborn(state: State, world_size: int, value_head: bool, mlflow_run: str | None) -> State:
+def _reborn(state: State, settings: Settings, world_size: int, mlflow_run: str | None) -> State:
     """`state` as a new incarnation begins with it."""
     life = Incarnation(name=uuid.uuid4().hex[:12], resumed_from_step=state.step, started_at=datetime.now(UTC))
     changes = {"incarnations": (*state.incarnations, life), "publication": None, "mlflow_run": mlflow_run}
-    return state.model_copy(update=changes | {"world_size": world_size, "value_head": value_head})
+    changes |= {"value_head": settings.credit.baseline == "value", "lora": description(settings.learner)}
+    return state.model_copy(update=changes | {"world_size": world_size})

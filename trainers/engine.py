@@ -4,8 +4,11 @@ Gradients are sums over the action tokens of all ranks and micro-batches, divide
 divide again by the accumulation steps and by the ranks; `train_step` undoes both.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import io
+import shutil
+from argparse import Namespace
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from schemas.messages import Probe
 from schemas.settings import Settings
 from trainers.batches import MicroBatch, Split
 from trainers.critic import Critic
+from trainers.lora import adapt, merged, switched_off
 from trainers.metrics import COLUMNS, TurnMetrics, trajectory_sums
 from trainers.objectives import ActionTokens, evaluate
 from trainers.objectives.aggregate import AGGREGATIONS
@@ -65,16 +69,20 @@ class Engine:
         self._longest = settings.rollout.max_tokens
         parts = max(1, min(learner.micro_batches, settings.loop.batch_size // ranks.size))
         self.split = Split(parts, learner.micro_batch_tokens, learner.packing)
-        has_reference = self._options.has_reference
-        self._reference = _frozen(starting_policy(settings), settings, ranks.device) if has_reference else None
+        self._lora_scale = learner.lora_alpha / learner.lora_rank if learner.lora_rank else None
+        start = starting_policy(settings)
+        is_kept = self._options.has_reference and self._lora_scale is None
+        self._reference = _frozen(start, settings, ranks.device) if is_kept else None
         decoupled = "ppo" in self._options.names
         self._proximal = _frozen(proximal or policy, settings, ranks.device) if decoupled else None
         self.has_values = credit.baseline == "value"
         kind = ValueScorer if self.has_values else Scorer
-        scorer = kind(load_policy(policy, _DTYPES[learner.precision]), settings.rollout.temperature)
+        begin = policy if self._lora_scale is None else start  # adapters come with `restore`
+        model = load_policy(begin, _DTYPES[learner.precision])
+        if self._lora_scale is not None:
+            adapt(model, learner)
+        scorer = kind(model, settings.rollout.temperature)
         self._deepspeed = _deepspeed()
-        if learner.offload_optimizer:
-            _check_offloading(self._deepspeed)
         if learner.packing:
             check_packing(scorer)
         if learner.activation_checkpointing:
@@ -149,13 +157,17 @@ class Engine:
     def tensors(self) -> Mapping[str, Tensor]:
         """The whole weights of the Hugging Face model."""
         if self._stage < 3:
-            return self.model.state_dict()
+            return self._merged(self.model.state_dict())
         with self._deepspeed.zero.GatheredParameters(list(self.model.parameters())):
-            return {name: x.detach().cpu().clone() for name, x in self.model.state_dict().items()}
+            return {name: x.detach().cpu().clone() for name, x in self._merged(self.model.state_dict()).items()}
+
+    def _merged(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return tensors if self._lora_scale is None else merged(tensors, self._lora_scale)
 
     def save(self, folder: Path) -> None:
         """Write DeepSpeed's state and this rank's random state into `folder`."""
-        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
+        is_lora = self._lora_scale is not None
+        self._engine.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=is_lora)
         torch.save(torch.get_rng_state(), _rng(folder, self._ranks.rank))
         self._ranks.barrier()
 
@@ -163,21 +175,40 @@ class Engine:
         """Take up what `save` wrote with `world_size` ranks, and with a value head if it `had_values`.
 
         Returns:
-            False where the number of ranks has changed under ZeRO, or a value head has come or gone: optimizer moments
-            then start anew.
+            False where a value head has come or gone, or under LoRA and ZeRO the number of ranks has changed: optimizer
+            moments then start anew.
         """
-        alike = had_values == self.has_values
-        whole = alike and (world_size == self._ranks.size or self._stage == 0)
-        self._engine.load_checkpoint(
-            str(folder),
-            tag=TAG,
-            load_module_strict=alike,
-            load_optimizer_states=whole,
-            load_lr_scheduler_states=False,
-        )
+        is_lora, alike = self._lora_scale is not None, had_values == self.has_values
+        is_cut_otherwise = self._stage > 0 and world_size != self._ranks.size
+        alike = alike and not (is_lora and is_cut_otherwise)
+        with self._universal(folder) if alike and is_cut_otherwise else nullcontext(folder) as place:
+            self._engine.load_checkpoint(
+                str(place),
+                tag=TAG,
+                load_module_strict=alike and not is_lora,  # what is frozen is not in it
+                load_optimizer_states=alike,
+                load_lr_scheduler_states=False,
+            )
         if (rng := _rng(folder, self._ranks.rank)).exists():
             torch.set_rng_state(torch.load(rng, weights_only=True))
-        return whole
+        return alike
+
+    @contextmanager
+    def _universal(self, folder: Path) -> Generator[Path]:
+        """The checkpoint in `folder` as any number of ranks can take it up, while inside: DeepSpeed's universal one."""
+        place = folder.with_name(f".universal-{folder.name}")
+        if self._ranks.rank == 0:
+            shutil.rmtree(place, ignore_errors=True)
+            _make_universal(folder / TAG, place / TAG)
+        self._ranks.barrier()
+        self._engine._config.load_universal_checkpoint = True
+        try:
+            yield place
+        finally:
+            self._engine._config.load_universal_checkpoint = False
+        self._ranks.barrier()
+        if self._ranks.rank == 0:
+            shutil.rmtree(place)
 
     def close(self) -> None:
         """Let go of DeepSpeed's hooks and buffers."""
@@ -202,7 +233,7 @@ class Engine:
             batch.advantages,
             batch.owners,
             len(batch.rows),
-            ref_logprobs=_scored(self._reference, batch),
+            ref_logprobs=self._reference_logprobs(batch),
             proximal_logprobs=_scored(self._proximal, batch),
             success_weights=success_weights,
             preferences=preferences,
@@ -233,11 +264,18 @@ class Engine:
             return log_ratios
         for batch in batches:
             with torch.no_grad():
-                moved = _scored(self._engine, batch) - _scored(self._reference, batch)
+                moved = _scored(self._engine, batch) - self._reference_logprobs(batch)
             log_ratios[batch.rows] = torch.zeros(len(batch.rows), device=moved.device).index_add(0, batch.owners, moved)
         chosen, rejected = (torch.from_numpy(x).to(log_ratios.device) for x in (signals.chosen, signals.rejected))
         pull, _ = preferences(self._ranks.add(log_ratios), chosen, rejected, self._options.dpo_beta)
         return pull * num_tokens  # the loss is divided by the tokens, a mean over pairs must not be
+
+    def _reference_logprobs(self, batch: MicroBatch) -> Any:
+        """Logprobs [n] of the action tokens under the starting policy, if it is needed; under LoRA that is the base."""
+        if self._lora_scale is None or not self._options.has_reference:
+            return _scored(self._reference, batch)
+        with switched_off(self.model), torch.no_grad():
+            return _scored(self._engine, batch)
 
     def _plain_norm(self) -> float:
         """The gradient norm at the last micro-batch without ZeRO, where DeepSpeed clips but keeps no norm."""
@@ -253,6 +291,7 @@ def deepspeed_config(settings: Settings, parts: int, world_size: int) -> dict[st
     """
     learner = settings.learner
     optimizer = {"lr": learner.learning_rate, "betas": [0.9, 0.95], "weight_decay": 0.0}
+    optimizer |= {"torch_adam": True, "fused": True}  # DeepSpeed's own for CPUs would need a compiler, and minutes
     zero: dict[str, Any] = {"stage": learner.zero_stage}
     zero |= {"offload_optimizer": {"device": "cpu"}} if learner.offload_optimizer else {}
     owned: dict[str, Any] = {
@@ -260,7 +299,7 @@ def deepspeed_config(settings: Settings, parts: int, world_size: int) -> dict[st
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": parts,
         "gradient_clipping": learner.max_grad_norm,
-        "optimizer": {"type": "AdamW", "params": optimizer | {"torch_adam": not learner.offload_optimizer}},
+        "optimizer": {"type": "AdamW", "params": optimizer},
         "zero_optimization": zero,
         "bf16": {"enabled": learner.precision == "bf16"},
     }
@@ -269,7 +308,7 @@ def deepspeed_config(settings: Settings, parts: int, world_size: int) -> dict[st
 
 def _parameter_groups(scorer: Scorer, settings: Settings) -> tuple[list[dict[str, Any]], tuple[float, ...]]:
     """Parameters with a learning rate of their own, and each group's rate as a multiple of the policy's."""
-    groups: list[dict[str, Any]] = [{"params": list(scorer.model.parameters())}]
+    groups: list[dict[str, Any]] = [{"params": [x for x in scorer.model.parameters() if x.requires_grad]}]
     if not isinstance(scorer, ValueScorer):
         return groups, (1.0,)
     rate = settings.credit.value_learning_rate
@@ -287,19 +326,14 @@ def _deepspeed() -> Any:
     return deepspeed
 
 
-def _check_offloading(deepspeed: Any) -> None:
-    """Build DeepSpeed's optimizer for CPUs, which takes a compiler; once per machine, some tens of seconds.
+def _make_universal(folder: Path, into: Path) -> None:
+    """Write what the ranks saved in `folder` to `into`, parameter by parameter."""
+    from deepspeed.checkpoint import ds_to_universal  # noqa: PLC0415
 
-    Raises:
-        SettingsError: it cannot be built.
-    """
-    try:
-        deepspeed.ops.op_builder.CPUAdamBuilder().load(verbose=False)
-    except Exception as error:  # whatever the compiler, its absence or the loader says
-        raise SettingsError(
-            f"learner.offload_optimizer is on, but DeepSpeedCPUAdam does not build: {type(error).__name__}: "
-            f"{str(error)[-500:]}; install g++ (Debian: build-essential), or set learner.offload_optimizer=false"
-        ) from error
+    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False}
+    options |= {"strict": True, "inject_missing_state": True}
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        ds_to_universal.main(Namespace(input_folder=str(folder), output_folder=str(into), **options))
 
 
 def starting_policy(settings: Settings) -> Path:

@@ -23,6 +23,7 @@ from schemas.settings import Settings
 from trainers.checkpoint import POLICY, Checkpoint, writing
 from trainers.desk import Desk, Order, checkpoints
 from trainers.engine import Engine, starting_policy
+from trainers.lora import check_alike
 from trainers.policy import export
 from trainers.ranks import Ranks, prepare_environment
 from trainers.run_record import agreed
@@ -81,6 +82,7 @@ def find(settings: Settings, lease: Lease) -> Checkpoint | None:
     Raises:
         CheckpointError: it is altered or cut off, or not the one that the manifest names.
         LakeError: the lake or the weight store lacks what the manifest names.
+        SettingsError: it has other adapters than the settings ask for.
         WeightStoreError: the store is ahead of it, or has lost versions.
     """
     saved = checkpoints(settings, lease)
@@ -90,6 +92,8 @@ def find(settings: Settings, lease: Lease) -> Checkpoint | None:
     for name in incomplete:
         log.warning("checkpoint is incomplete, passed over", checkpoint=name)
     newest = agreed(settings, newest)
+    if newest:
+        check_alike(newest.state.lora, settings.learner, newest.folder.name)
     log.info("resumed" if newest else "new run", checkpoint=newest.folder.name if newest else None)
     return newest
 
@@ -100,7 +104,7 @@ def start(settings: Settings, ranks: Ranks, found: Checkpoint | None) -> Engine:
     engine = Engine(settings, ranks, found.policy if found else starting_policy(settings), proximal)
     if found and not engine.restore(found.folder, found.state.world_size, found.state.value_head):
         before = {"ranks_before": found.state.world_size, "value_head_before": found.state.value_head}
-        reason = "optimizer moments start anew: other ranks under ZeRO, or a value head that came or went"
+        reason = "optimizer moments start anew: a value head that came or went, or adapters on other ranks under ZeRO"
         logger("learner").warning(reason, **before, ranks=ranks.size, value_head=engine.has_values)
     return engine
 

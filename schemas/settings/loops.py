@@ -107,7 +107,7 @@ class Learner(Section):
     """Of each rank and step, of equally many rows."""
     micro_batch_tokens: int = Field(default=0, ge=0)
     """If above 0, most tokens of a micro-batch, padding included. There are as many as it takes, not micro_batches."""
-    packing: bool = False
+    packing: bool = True
     """Lay rows end to end into lines as long as the longest row; none sees another. Refused where a policy cannot."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     max_uses: Positive = 1
@@ -130,6 +130,12 @@ class Learner(Section):
     zero_stage: Literal[0, 1, 2, 3] = 1
     offload_optimizer: bool = False
     """Keep the optimizer's state in the machine's memory and update there (ZeRO-Offload); from zero_stage 1 on."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Above 0, only adapters of this rank are trained (LoRA); published weights have them merged in."""
+    lora_alpha: float = Field(default=32.0, gt=0)
+    """An adapter's update is multiplied by lora_alpha / lora_rank."""
+    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the linear layers that get an adapter."""
     activation_checkpointing: bool = False
     """Compute each layer's activations again in the backward pass: a third more work, far less memory."""
     deepspeed: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,23 +13,26 @@ from schemas.settings import Settings, load
 from tests.experience import table
 from trainers.batches import Tokens, num_action_tokens
 from trainers.credit import Evidence, Turns
-from trainers.engine import Engine
+from trainers.engine import Engine, Trained
 from trainers.metrics import summarize
 from trainers.ranks import Ranks, prepare_environment
 from trainers.signals import Signals, share_of
 
 LEARNING_RATE = 1e-2
-STEPS = 3
-VALUE = "value"
-PARTS = {number: {"micro_batches": number} for number in (1, 2, 4)}
+STEPS, MORE_STEPS = 3, 2
+VALUE, LORA = "value", "lora"
+PARTS = {number: {"packing": False, "micro_batches": number} for number in (1, 2, 4)}
 PACKED = {"packing": True, "micro_batches": 2}
 RECOMPUTED = {"activation_checkpointing": True, **PARTS[2]}
+OFFLOADED = {"offload_optimizer": True, "packing": False, "micro_batch_tokens": 40}
 BY_TOKENS = {"packing": True, "micro_batch_tokens": 40}
+SAVED = ("grpo", PARTS[2])
 SPLITS: list[tuple[str, int, Mapping[str, object]]] = [
-    *(("grpo", stage, PARTS[parts]) for stage, parts in ((0, 1), (0, 4), (1, 1), (1, 4), (2, 2), (3, 2))),
+    *(("grpo", stage, PARTS[parts]) for stage, parts in ((0, 1), (0, 4), (1, 1), (1, 2), (2, 2), (3, 2))),
     *(("grpo", stage, split) for stage, split in ((0, BY_TOKENS), (1, PACKED), (2, BY_TOKENS), (3, BY_TOKENS))),
-    *(("grpo", stage, RECOMPUTED) for stage in (1, 3)),
+    *(("grpo", stage, split) for split in (RECOMPUTED, OFFLOADED) for stage in (1, 3)),
     *((name, 1, split) for name in ("ppo", "gspo", "dpo") for split in (PARTS[1], PARTS[4])),
+    *((LORA, stage, split) for stage, split in ((0, PARTS[1]), (1, PARTS[2]), (2, BY_TOKENS), (3, PARTS[2]))),
     *((VALUE, stage, split) for stage, split in ((1, PARTS[1]), (0, PARTS[4]), (1, BY_TOKENS), (3, PARTS[2]))),
 ]
 
@@ -38,7 +41,9 @@ def settings_of(objective: str, stage: int, split: Mapping[str, object], policy:
     """Everything that depends on the whole batch is on for all but the plain objective."""
     options = {"learner.zero_stage": stage, "loop.batch_size": 8}
     options |= {f"learner.{name}": value for name, value in split.items()}
-    name, baseline = ("grpo", "value") if objective == VALUE else (objective, "group")
+    name, baseline = (objective, "group") if objective not in {VALUE, LORA} else ("grpo", "value")
+    if objective == LORA:
+        baseline, options = "group", options | {"learner.lora_rank": 4}
     options |= {"loop.group_size": 1, "objective.name": name, "policy.path": policy, "learner.max_grad_norm": 1e6}
     options |= {"credit.baseline": baseline, "credit.value_learning_rate": 1e-5}  # the policy's: equal rates
     more = {"objective.kl": 0.1, "objective.aggregation": "sequence", "objective.negative_shift": 0.5}
@@ -73,17 +78,22 @@ def judged(signals: Signals, outcomes: np.ndarray) -> Signals:
     return replace(signals, evidence=evidence, kept=np.arange(size) != 4)
 
 
-def figures(ranks: Ranks, policy: Path, objective: str, stage: int, split: Mapping[str, object]) -> dict[str, object]:
-    """Losses of some steps, and what the last of them left; weights after the first too."""
-    tokens, advantages = uneven()
-    settings = settings_of(objective, stage, split, policy)
-    engine = Engine(settings, ranks, policy)
-    total, signals = int(num_action_tokens(tokens).sum()), signals_of(tokens, advantages)
-    signals = judged(signals, advantages) if objective == VALUE else signals
-    batches = list(share_of(tokens, signals, engine.split, ranks.rank, ranks.size))
-    trained = [engine.train_step(batches, signals, total, LEARNING_RATE, settings.objective.kl) for _ in range(STEPS)]
+def figures(
+    ranks: Ranks, policy: Path, objective: str, stage: int, split: Mapping[str, object], out: Path
+) -> dict[str, object]:
+    """Losses of some steps and what the last of them left; a checkpoint of it for SAVED."""
+    engine, step = course(ranks, policy, objective, stage, split)
+    trained = [step() for _ in range(STEPS)]
     turns = trained[-1].turns
-    weights = {name: float(x.double().sum()) for name, x in engine.tensors().items()}
+    weights = restored = sums(engine)
+    if (objective, split) == SAVED:
+        engine.save(out / f"{stage}-{ranks.size}")
+    if objective == LORA:
+        engine.save(out / f"lora-{stage}-{ranks.size}")
+        engine.close()
+        engine, _ = course(ranks, policy, objective, stage, split)
+        engine.restore(out / f"lora-{stage}-{ranks.size}", ranks.size)
+        restored = sums(engine)
     engine.close()
     return {
         "objective": objective,
@@ -94,16 +104,49 @@ def figures(ranks: Ranks, policy: Path, objective: str, stage: int, split: Mappi
         "advantages": turns.advantages.tolist(),
         "values": None if turns.values is None else turns.values.tolist(),
         "weights": weights,
+        "restored": restored,
     }
 
 
-def main(policy: str, out: str) -> None:
-    """Write the figures of all splits to `out`."""
+def sums(engine: Engine) -> dict[str, float]:
+    """Of the weights as they are published, by name."""
+    return {name: float(x.double().sum()) for name, x in engine.tensors().items()}
+
+
+def course(
+    ranks: Ranks, policy: Path, objective: str, stage: int, split: Mapping[str, object]
+) -> tuple[Engine, Callable[[], Trained]]:
+    """An engine, and its next step on the one batch."""
+    tokens, advantages = uneven()
+    settings = settings_of(objective, stage, split, policy)
+    engine = Engine(settings, ranks, policy)
+    total, signals = int(num_action_tokens(tokens).sum()), signals_of(tokens, advantages)
+    signals = judged(signals, advantages) if objective == VALUE else signals
+    batches = list(share_of(tokens, signals, engine.split, ranks.rank, ranks.size))
+    return engine, lambda: engine.train_step(batches, signals, total, LEARNING_RATE, settings.objective.kl)
+
+
+def resumed(ranks: Ranks, policy: Path, stage: int, before: int, out: Path) -> dict[str, object]:
+    """Losses of the steps that follow those that `before` ranks have saved."""
+    engine, step = course(ranks, policy, SAVED[0], stage, SAVED[1])
+    is_whole = engine.restore(out / f"{stage}-{before}", before)
+    losses = [summarize(step().sums)[0].loss for _ in range(MORE_STEPS)]
+    engine.close()
+    return {"stage": stage, "before": before, "is_whole": is_whole, "losses": losses}
+
+
+def main(policy: str, folder: str, before: str) -> None:
+    """Write figures of all splits and checkpoints, unless more ranks have, and what becomes of others' checkpoints."""
     prepare_environment()
-    ranks = Ranks()
-    found = [figures(ranks, Path(policy), *split) for split in SPLITS]
-    if ranks.rank == 0:
-        Path(out).write_text(json.dumps(found))
+    ranks, out = Ranks(), Path(folder)
+    if ranks.size > int(before):
+        found = [figures(ranks, Path(policy), *split, out) for split in SPLITS]
+        if ranks.rank == 0:
+            (out / f"figures-{ranks.size}.json").write_text(json.dumps(found))
+    if int(before):
+        after = [resumed(ranks, Path(policy), stage, int(before), out) for stage in (1, 2, 3)]
+        if ranks.rank == 0:
+            (out / f"resumed-{ranks.size}.json").write_text(json.dumps(after))
     ranks.close()
 
 
