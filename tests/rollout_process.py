@@ -72,6 +72,12 @@ class Service:
     def has_ended(self) -> bool:
         return self.process.poll() is not None
 
+    @property
+    def processor_s(self) -> float:
+        """Seconds that it has spent on processors."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
     def health(self) -> tuple[bool, str]:
         """What `/healthz` says; not well while it cannot be asked."""
         file = self._settings.run.folder / "services" / f"rollout-{self.instance}.json"
