@@ -45,6 +45,7 @@ def interrupts() -> Generator[threading.Event]:
 def follow(settings: Settings, stop: threading.Event, limit_s: float = float("inf")) -> str:
     """Show the loop until the learner has finished, or for `limit_s`; returns why it ended early, or an empty text."""
     supervisor, watch = Supervisor(settings.run.data_dir), Watch(settings)
+    stuck_s = max(STUCK_S, 2 * settings.learner.watchdog_s)
     starting_s = settings.vllm.start_timeout_s if settings.rollout.engine == "vllm" else 0.0
     last_step, moved_at = 0, time.monotonic() + starting_s
     deadline = time.monotonic() + limit_s
@@ -64,8 +65,8 @@ def follow(settings: Settings, stop: threading.Event, limit_s: float = float("in
                         if learner.name == "exited" and not learner.exit_status
                         else f"the learner is {learner.name}; see {learner.log}"
                     )
-                if time.monotonic() - moved_at > STUCK_S:
-                    return f"no train step for {STUCK_S:.0f} s; `lagoon status` and {learner.log} say why"
+                if time.monotonic() - moved_at > stuck_s:
+                    return f"no train step for {stuck_s:.0f} s; `lagoon status` and {learner.log} say why"
     finally:
         watch.close()
     return INTERRUPTED
