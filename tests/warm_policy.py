@@ -3,7 +3,6 @@
 Each task is shown with its right answer and with a wrong one, as often, through the environment's own prompt.
 
     PYTHONPATH=tests/tasksets python -m tests.warm_policy DIR      # and a file of settings, in DIR
-    PYTHONPATH=tests/tasksets lagoon demo --config DIR/settings.json
 """
 
 import asyncio
