@@ -19,6 +19,7 @@ _SYNC = {
     "learner.sync_interval_start": 1,
     "learner.sync_interval": 1,
     "learner.max_uses": 1,
+    "evaluator.train_groups_per_family": 0,
 }
 """What `loop.mode = "sync"` means, in settings that have a meaning of their own without it."""
 
@@ -112,7 +113,7 @@ class Settings(Section):
     def _sync_is_sync(self) -> "Settings":
         if self.loop.mode == "async":
             return self
-        sections = self.model_dump(include={"loop", "learner"})
+        sections = self.model_dump(include={"loop", "learner", "evaluator"})
         found = {name: sections[name.split(".")[0]][name.split(".")[1]] for name in _SYNC}
         if wrong := [f"{name} = {_SYNC[name]} (got {value})" for name, value in found.items() if value != _SYNC[name]]:
             raise ValueError(

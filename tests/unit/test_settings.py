@@ -69,8 +69,11 @@ def test_mode_sync_refuses_what_contradicts_it_and_names_each() -> None:
     profile = Path(settings.__file__).parents[2] / "infra" / "profiles" / "sync.toml"
     assert load([profile]).loop.mode == "sync"
     with pytest.raises(SettingsError) as error:
-        load([profile], ["--loop.max_staleness=2", "--learner.sync_interval=6"])
-    assert "loop.max_staleness = 0 (got 2), learner.sync_interval = 1 (got 6)" in str(error.value)
+        load(
+            [profile], ["--loop.max_staleness=2", "--learner.sync_interval=6", "--evaluator.train_groups_per_family=1"]
+        )
+    assert "loop.max_staleness = 0 (got 2), learner.sync_interval = 1 (got 6)," in str(error.value)
+    assert "evaluator.train_groups_per_family = 0 (got 1)" in str(error.value)
     with pytest.raises(SettingsError, match=r"capacity 2047 is below 16 times loop\.batch_size 128"):
         load([profile], ["--curate.capacity=2047"])
 
