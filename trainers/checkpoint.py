@@ -21,8 +21,9 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from infra import disk
-from schemas.errors import LagoonError
+from schemas.errors import LagoonError, SettingsError
 from schemas.messages import Count, M, Manifest, Message
+from schemas.settings import Learner
 from trainers.credit import ProcessScale
 from trainers.stream import Cursor
 
@@ -64,7 +65,22 @@ class State(Message):
     publication: Manifest | None = None
     value_head: bool = False
     lora: str = ""
+    zero_stage: int = Field(default=0, ge=0, le=3)
     process_scale: ProcessScale = ProcessScale()
+
+
+def check_stage(zero_stage: int, learner: Learner, checkpoint: str) -> None:
+    """Refuse a checkpoint whose weights and moments are cut in a way that `learner.zero_stage` cannot take up.
+
+    Raises:
+        SettingsError: one of the two stages is 3, and the other is not.
+    """
+    if (zero_stage == 3) != (learner.zero_stage == 3):
+        raise SettingsError(
+            f"checkpoint {checkpoint} was saved under ZeRO {zero_stage}, the settings ask for {learner.zero_stage}; 3 "
+            "cuts weights in another way than all others. Set learner.zero_stage back, or start a new run whose "
+            "policy.path is the checkpoint's folder `policy`"
+        )
 
 
 class Complete(Message):

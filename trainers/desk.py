@@ -248,4 +248,4 @@ def _reborn(state: State, settings: Settings, world_size: int, mlflow_run: str |
     life = Incarnation(name=uuid.uuid4().hex[:12], resumed_from_step=state.step, started_at=datetime.now(UTC))
     changes = {"incarnations": (*state.incarnations, life), "publication": None, "mlflow_run": mlflow_run}
     changes |= {"value_head": settings.credit.baseline == "value", "lora": description(settings.learner)}
-    return state.model_copy(update=changes | {"world_size": world_size})
+    return state.model_copy(update=changes | {"world_size": world_size, "zero_stage": settings.learner.zero_stage})

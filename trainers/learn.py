@@ -20,7 +20,7 @@ from infra.telemetry import Stop, Telemetry, logger, main
 from infra.weights import WeightStore
 from schemas.names import Service
 from schemas.settings import Settings
-from trainers.checkpoint import POLICY, Checkpoint, writing
+from trainers.checkpoint import POLICY, Checkpoint, check_stage, writing
 from trainers.desk import Desk, Order, checkpoints
 from trainers.engine import Engine, starting_policy
 from trainers.lora import check_alike
@@ -82,7 +82,7 @@ def find(settings: Settings, lease: Lease) -> Checkpoint | None:
     Raises:
         CheckpointError: it is altered or cut off, or not the one that the manifest names.
         LakeError: the lake or the weight store lacks what the manifest names.
-        SettingsError: it has other adapters than the settings ask for.
+        SettingsError: it has other adapters than the settings ask for, or ZeRO 3 has come or gone.
         WeightStoreError: the store is ahead of it, or has lost versions.
     """
     saved = checkpoints(settings, lease)
@@ -94,6 +94,7 @@ def find(settings: Settings, lease: Lease) -> Checkpoint | None:
     newest = agreed(settings, newest)
     if newest:
         check_alike(newest.state.lora, settings.learner, newest.folder.name)
+        check_stage(newest.state.zero_stage, settings.learner, newest.folder.name)
     log.info("resumed" if newest else "new run", checkpoint=newest.folder.name if newest else None)
     return newest
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trainers.checkpoint import CURSOR, MANIFEST, CheckpointError, Checkpoints, Incarnation, State
+from schemas.errors import SettingsError
+from schemas.settings import Learner
+from trainers.checkpoint import CURSOR, MANIFEST, CheckpointError, Checkpoints, Incarnation, State, check_stage
 from trainers.stream import Cursor
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -125,3 +127,14 @@ def test_a_take_over_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
     heir.take_over()
     write(store(tmp_path), 20)
     assert heir.newest() == (None, [])
+
+
+@pytest.mark.parametrize(("before", "now"), [(0, 3), (2, 3), (3, 1)])
+def test_a_checkpoint_is_refused_where_zero_3_has_come_or_gone(before: int, now: int) -> None:
+    with pytest.raises(SettingsError, match=f"step-1 was saved under ZeRO {before}, the settings ask for {now}"):
+        check_stage(before, Learner(zero_stage=now), "step-1")
+
+
+def test_a_checkpoint_is_taken_up_by_the_stages_that_keep_weights_whole() -> None:
+    for before, now in ((0, 2), (2, 1), (3, 3)):
+        check_stage(before, Learner(zero_stage=now), "step-1")
