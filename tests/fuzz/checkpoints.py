@@ -118,7 +118,7 @@ def _write(checkpoints: Checkpoints) -> None:
     (folder / "rng-00000.pt").write_bytes(b"random")
     life = Incarnation(name="a", resumed_from_step=0, started_at=NOW)
     state = State(step=20, weight_version=2, incarnations=(life,))
-    checkpoints.complete(folder, state, Cursor(experience_version=20, live=(("t", 20, 0, 0.5),)))
+    checkpoints.complete(folder, state, Cursor(experience_version=20, live=(("t", 20, 0),)))
 
 
 def _resumed(root: Path) -> str:

@@ -3,7 +3,9 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -56,14 +58,17 @@ def test_a_service_killed_at_any_point_loses_no_finished_episode_and_counts_none
 ) -> None:
     settings = prepare_rollouts(tmp_path, kafka)
     points = ("after_episode", "after_pack", "after_send", "before_acknowledgement")
-    for attempt, point in enumerate(points, 1):
-        send_tasks(kafka, range(10 * attempt, 10 * attempt + 10))
+    draws = count()
+    for point in points:
         service = start(settings, f"outbox.{point}=0.2")
-        until(lambda s=service: s.has_ended)
+        while not service.has_ended:  # a pack may hold all that ten tasks bring, and its one chance go by
+            send_tasks(kafka, islice(draws, 10))
+            time.sleep(1)
         assert service.process.returncode == -signal.SIGKILL
-    send_tasks(kafka, range(100, 110))
+    final = range(1000, 1010)
+    send_tasks(kafka, final)
     service = start(settings)
-    last = {t.group_id for t in tasks_of(range(100, 110))}
+    last = {t.group_id for t in tasks_of(final)}
     until(lambda: {r.group_id for m in received(kafka) for r in m.rows} >= last)
     assert service.stop() == 0
     outbox = Outbox(settings.run.folder / "outbox" / INSTANCE, settings.rollout.outbox_bytes)

@@ -28,9 +28,9 @@ def judge_stream(settings: Settings, journal: Path) -> Verdict:
 
 
 def accounted(settings: Settings) -> int:
-    """Trajectories that have an outcome or lie in dead letters."""
+    """Trajectories that have an outcome or lie in dead letters; an outcome that is there twice counts once."""
     tables = Tables(settings)
-    return len(tables.outcomes()) + sum(rows for rows, _ in tables.letters().values())
+    return len(set(tables.outcomes())) + sum(rows for rows, _ in tables.letters().values())
 
 
 def _check_outcomes(entries: list[Entry], tables: Tables, verdict: Verdict) -> None:
