@@ -226,7 +226,7 @@ def ceiling(settings: Settings) -> Dataflow:
 def _constants() -> list[pa.Array]:
     """What curation would have added to the columns of a message."""
     added = list(EXPERIENCE.schema)[len(TRAJECTORY_SCHEMA) :]
-    values = {"topic": TRAJECTORIES.name, "is_hard": False}
+    values = {"topic": TRAJECTORIES.name, "is_hard": False, "forked_turns": None}
     return [pa.array([values.get(f.name, 1)] * GROUP).cast(f.type) for f in added]
 
 
