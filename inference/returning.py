@@ -6,7 +6,6 @@ from inference.keeping import Keeper
 from inference.outbox import Outbox
 from inference.packs import Packer
 from inference.sender import Producer, Sender
-from infra.claims import Claims
 from schemas.messages import Task
 from schemas.settings import Settings
 from schemas.trajectory import Trajectory
@@ -20,14 +19,7 @@ class Returning:
     def __init__(self, settings: Settings, producer: Producer, produced: Callable[[str, int, int], None]) -> None:
         self._outbox = Outbox(settings.run.folder / "outbox" / OUTBOX, settings.rollout.outbox_bytes)
         self._packer = Packer(settings.rollout.pack_linger_s)
-        self._sender = Sender(
-            self._outbox,
-            self._packer,
-            producer,
-            Claims.of(settings),
-            num_partitions=settings.kafka.partitions,
-            max_message_bytes=settings.kafka.max_message_bytes,
-        )
+        self._sender = Sender.of(settings, self._outbox, self._packer, producer)
         self._keeper = Keeper(self._sender.finished, self._outbox.folder)
         self._produced = produced
 

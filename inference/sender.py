@@ -14,12 +14,14 @@ from prometheus_client import Counter, Gauge
 from inference.outbox import Episode, Outbox, Pack
 from inference.packs import Packer, fitting
 from infra import disk, failpoints
+from infra.claims import Claims
 from infra.kafka.producer import OnDelivery
 from infra.logs import logger
 from schemas.claims import MAX_CLAIM_BYTES, Claim
 from schemas.errors import BrokerError, LagoonError, LakeError
 from schemas.ids import partition_of
 from schemas.names import Service
+from schemas.settings import Settings
 from schemas.topics import TRAJECTORIES
 from schemas.trajectory import Trajectory
 
@@ -85,6 +87,19 @@ class Sender:
         self.full = ""
         """Why episodes cannot be packed; empty where they can."""
         packer.add(outbox.loose, 0.0)
+
+    @classmethod
+    def of(cls, settings: Settings, outbox: Outbox, packer: Packer, producer: Producer) -> "Sender":
+        """With the topics and the store for claims of `settings`."""
+        kafka = settings.kafka
+        return cls(
+            outbox,
+            packer,
+            producer,
+            Claims.of(settings),
+            num_partitions=kafka.partitions,
+            max_message_bytes=kafka.max_message_bytes,
+        )
 
     @property
     def error(self) -> LagoonError | None:

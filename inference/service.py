@@ -18,7 +18,6 @@ from inference.tasks import Tasks
 from inference.tokenizer import ChatTokenizer
 from inference.tools import Toolbox
 from inference.weights import WeightFollower
-from infra.claims import Claims
 from infra.kafka import Producer
 from infra.telemetry import Telemetry, logger
 from infra.usage import Usage
@@ -59,14 +58,7 @@ class RolloutService:
         self.budget = TokenBudget(rollout.token_budget)
         self.weights = WeightFollower(settings, store, self.server)
         self.packer = Packer(rollout.pack_linger_s)
-        self.sender = Sender(
-            outbox,
-            self.packer,
-            self.producer,
-            Claims.of(settings),
-            num_partitions=settings.kafka.partitions,
-            max_message_bytes=settings.kafka.max_message_bytes,
-        )
+        self.sender = Sender.of(settings, outbox, self.packer, self.producer)
         self.keeper = Keeper(self.sender.finished, outbox.folder)
         ahead = settings.loop.group_size  # pulling takes tens of milliseconds, in which places would be empty
         self.rollouts = Rollouts(self._play, self._finished, rollout.max_episodes, telemetry.instance, ahead)

@@ -59,21 +59,16 @@ _CURVE = "select * from learning_curve"
 def figures(settings: Settings, ended: str = "") -> Figures:
     """FIGURES of the run whose lake `settings` name; `ended` says why it ended early, if it did."""
     with sql.connect(Lake.of(settings), accelerator_hour=settings.cost.accelerator_hour) as lake:
-
-        def ask(query: str) -> list[dict[str, Any]]:
-            relation = lake.sql(query)
-            return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
-
         return {
             "run": settings.run.name,
             "folder": str(settings.run.folder),
             "ended": ended,
-            "balanced": bool(next(iter(ask(_BOOKS)[0].values()))),
-            **ask(_PACE)[0],
-            "busy_share": {row["phase"]: row["busy_share"] for row in ask(_BUSY)},
-            **ask(_SAMPLES)[0],
-            **ask(_STALENESS)[0],
-            "curve": ask(_CURVE),
+            "balanced": bool(next(iter(sql.rows(lake, _BOOKS)[0].values()))),
+            **sql.rows(lake, _PACE)[0],
+            "busy_share": {row["phase"]: row["busy_share"] for row in sql.rows(lake, _BUSY)},
+            **sql.rows(lake, _SAMPLES)[0],
+            **sql.rows(lake, _STALENESS)[0],
+            "curve": sql.rows(lake, _CURVE),
         }
 
 

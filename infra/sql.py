@@ -4,6 +4,7 @@ The connection shows the lake as it was when it was opened; open another one to 
 """
 
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -39,6 +40,13 @@ def connect(
     _constant(connection, "bounds", "max_staleness", "BIGINT", max_staleness)
     _create_views(connection)
     return connection
+
+
+def rows(connection: duckdb.DuckDBPyConnection, query: str, *values: object) -> list[dict[str, Any]]:
+    """The answer to `query`, a dict a row; `values` stand for its question marks."""
+    answer = connection.execute(query, values)
+    names = [column[0] for column in answer.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
 
 
 def view_names() -> list[str]:

@@ -49,7 +49,7 @@ def summarize(settings: Settings, wall_s: float) -> dict[str, Any]:
     with sql.connect(Lake.of(settings), accelerator_hour=settings.cost.accelerator_hour) as lake:
         return {
             "run": settings.run.name,
-            "conservation": {row.pop("kind"): row for row in _rows(lake, "select * from conservation")},
+            "conservation": {row.pop("kind"): row for row in sql.rows(lake, "select * from conservation")},
             "work": _row(lake, "select * from work"),
             "score": _score(lake),
             "train_steps": _value(lake, "select count(distinct step) from step_lineage"),
@@ -61,7 +61,8 @@ def summarize(settings: Settings, wall_s: float) -> dict[str, Any]:
             ),
             "failed_episodes": _value(lake, FAILED),
             "events": {
-                r["event"]: r["n"] for r in _rows(lake, "select event, count(*) as n from ledger group by 1 order by 1")
+                r["event"]: r["n"]
+                for r in sql.rows(lake, "select event, count(*) as n from ledger group by 1 order by 1")
             },
             "probes": probes(settings.run.folder),
             "wall_s": round(wall_s, 1),
@@ -88,7 +89,7 @@ def _checks(lake: duckdb.DuckDBPyConnection, mode: str) -> dict[str, Any]:
 
 
 def _asynchrony(lake: duckdb.DuckDBPyConnection) -> dict[str, Any]:
-    older, overlap = _row(lake, OLD_VERSIONS)["share_older"], busy_overlap(_rows(lake, BUSY))
+    older, overlap = _row(lake, OLD_VERSIONS)["share_older"], busy_overlap(sql.rows(lake, BUSY))
     figures = {
         "share_sampled_at_older_version": round(older, 4),
         "share_of_train_busy_time_with_rollouts_busy": round(overlap, 4),
@@ -119,7 +120,7 @@ def busy_overlap(intervals: list[dict[str, Any]], bin_s: float = 1.0) -> float:
 
 
 def _score(lake: duckdb.DuckDBPyConnection) -> dict[str, Any]:
-    scores = [row["score"] for row in _rows(lake, SCORES)]
+    scores = [row["score"] for row in sql.rows(lake, SCORES)]
     return {
         "first": scores[0] if scores else None,
         "last": scores[-1] if scores else None,
@@ -128,7 +129,7 @@ def _score(lake: duckdb.DuckDBPyConnection) -> dict[str, Any]:
 
 
 def _staleness(lake: duckdb.DuckDBPyConnection, bound: int) -> dict[str, Any]:
-    histogram = _rows(lake, "select staleness, count(*) as n from step_lineage group by 1 order by 1")
+    histogram = sql.rows(lake, "select staleness, count(*) as n from step_lineage group by 1 order by 1")
     old = _row(lake, OLD_VERSIONS)
     return {
         "bound": bound,
@@ -142,17 +143,12 @@ def _seconds(value: datetime) -> float:
     return value.timestamp()
 
 
-def _rows(lake: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
-    relation = lake.sql(query)
-    return [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
-
-
 def _row(lake: duckdb.DuckDBPyConnection, query: str) -> dict[str, Any]:
-    return _rows(lake, query)[0]
+    return sql.rows(lake, query)[0]
 
 
 def _value(lake: duckdb.DuckDBPyConnection, query: str) -> Any:
-    rows = _rows(lake, query)
+    rows = sql.rows(lake, query)
     return next(iter(rows[0].values())) if rows else None
 
 

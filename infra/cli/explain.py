@@ -54,9 +54,9 @@ def explain(lake: duckdb.DuckDBPyConnection, begins: str) -> Iterator[str]:
         LakeError: no trajectory's id begins so, or several do.
     """
     name = _one(lake, begins)
-    events = _rows(lake, 'SELECT * FROM ledger WHERE trajectory_id = ? ORDER BY "at"', name)
-    found = _rows(lake, "SELECT * FROM experience WHERE trajectory_id = ?", name)
-    samples = _rows(lake, _SAMPLES, name)
+    events = sql.rows(lake, 'SELECT * FROM ledger WHERE trajectory_id = ? ORDER BY "at"', name)
+    found = sql.rows(lake, "SELECT * FROM experience WHERE trajectory_id = ?", name)
+    samples = sql.rows(lake, _SAMPLES, name)
     yield f"trajectory {name}"
     yield from (line for row in (found or events)[:1] for line in _head(row))
     yield from (line for event in events for line in _event(event))
@@ -66,7 +66,7 @@ def explain(lake: duckdb.DuckDBPyConnection, begins: str) -> Iterator[str]:
     if not found:
         yield "its text is not in the lake: only admitted trajectories are"
         return
-    branches = {turn: _rows(lake, _BRANCHES, fork_id(name, turn)) for turn in found[0]["forked_turns"] or ()}
+    branches = {turn: sql.rows(lake, _BRANCHES, fork_id(name, turn)) for turn in found[0]["forked_turns"] or ()}
     yield from _conversation(found[0], samples, branches)
 
 
@@ -80,12 +80,6 @@ def _one(lake: duckdb.DuckDBPyConnection, begins: str) -> str:
         others = f"several trajectories, for example {names[0]} and {names[1]}" if names else "no trajectory"
         raise LakeError(f"{others} in the lake with an id that begins with {begins!r}; ledger has them (`lagoon sql`)")
     return names[0]
-
-
-def _rows(lake: duckdb.DuckDBPyConnection, query: str, name: str) -> list[Row]:
-    answer = lake.execute(query, [name])
-    columns = [c[0] for c in answer.description or []]
-    return [dict(zip(columns, row, strict=True)) for row in answer.fetchall()]
 
 
 def _head(row: Row) -> Iterator[str]:

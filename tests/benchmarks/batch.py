@@ -9,7 +9,6 @@ machine does only adds time. Ratio aimed at: 0.5 or more.
 """
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import torch
 from infra.lake import Lake
 from schemas.settings import Settings, load
 from schemas.tables import EXPERIENCE
+from tests.benchmarks.lines import keep
 from tests.experience import Sample, experience
 from trainers.batches import Split
 from trainers.credit import Turns
@@ -106,16 +106,14 @@ def report(figures: dict[str, float], options: argparse.Namespace) -> None:
     for name, label in (("parquet", "bare Parquet read"), ("assembly", "batches of tensors")):
         print(f"{label:28}{figures[name]:16,.0f}{figures[name] / BATCH:12.1f}")
     print(f"{'ratio':28}{ratio:16.2f}   (128 trajectories of about {options.tokens} tokens, one thread)")
-    if options.out:
-        line = {
-            "name": "batch assembly",
-            "value": round(figures["assembly"]),
-            "unit": "trajectories/s",
-            "reference": round(figures["parquet"]),
-            "ratio": round(ratio, 3),
-        }
-        with open(options.out, "a") as out:
-            out.write(json.dumps(line) + "\n")
+    line = {
+        "name": "batch assembly",
+        "value": round(figures["assembly"]),
+        "unit": "trajectories/s",
+        "reference": round(figures["parquet"]),
+        "ratio": round(ratio, 3),
+    }
+    keep(options.out, line)
 
 
 def _timed(work: Callable[[], int]) -> float:

@@ -30,6 +30,7 @@ from infra.maintenance.logs import checkpoint
 from infra.tail import Tail
 from schemas.settings import load
 from schemas.tables import TABLES
+from tests.benchmarks.lines import keep
 from tests.rows import row
 
 WINDOW = 100
@@ -136,12 +137,11 @@ def show(cases: dict[str, Case], figures: Figures, mark: int) -> None:
 def write(out: Path, figures: Figures, mark: int) -> None:
     """Append a line for each figure."""
     reference = figures.pop("reference")
-    with open(out, "a") as file:
-        for name, own in figures.items():
-            for kind, value in own.items():
-                line = {"name": f"{kind} after {mark} commits, {name} maintenance", "value": round(value, 3)}
-                line |= {"unit": "ms", "reference": round(reference[kind], 3)}
-                file.write(json.dumps(line | {"ratio": round(value / reference[kind], 3)}) + "\n")
+    for name, own in figures.items():
+        for kind, value in own.items():
+            line = {"name": f"{kind} after {mark} commits, {name} maintenance", "value": round(value, 3)}
+            line |= {"unit": "ms", "reference": round(reference[kind], 3)}
+            keep(out, line | {"ratio": round(value / reference[kind], 3)})
 
 
 def _row(table: str) -> pa.Table:

@@ -9,7 +9,6 @@ lakes by the same two-phase sink. Runs alternate; the figures are medians. Ratio
 import argparse
 import contextlib
 import gc
-import json
 import shutil
 import statistics
 import subprocess
@@ -51,6 +50,7 @@ from schemas.tables import EXPERIENCE
 from schemas.topics import CONTROL, TRAJECTORIES, WEIGHTS
 from schemas.trajectory import TRAJECTORY_SCHEMA, Trajectory, Turn, WeightVersionSpan, to_batch
 from schemas.wire import counting_headers, decode, encode
+from tests.benchmarks.lines import keep
 
 GROUP = 16
 VERSIONS = 8
@@ -319,16 +319,14 @@ def report(runs: dict[str, list[Run]], count: int, tokens: int, out: Path | None
         print(f"{kind:10} {rates[kind]:15,.0f} {megabytes:15,.0f} {costs[kind]:12.1f}  {runs[kind][-1].rows}")
     ratio = rates["curate"] / rates["ceiling"]
     print(f"ratio {ratio:.2f} by the clock, {costs['ceiling'] / costs['curate']:.2f} by CPU time (aim 0.6 or more)")
-    if out:
-        line = {
-            "name": f"curate_{tokens}_tokens",
-            "value": round(rates["curate"]),
-            "unit": "trajectories/s",
-            "reference": round(rates["ceiling"]),
-            "ratio": round(ratio, 3),
-        }
-        with open(out, "a") as file:
-            file.write(json.dumps(line) + "\n")
+    line = {
+        "name": f"curate_{tokens}_tokens",
+        "value": round(rates["curate"]),
+        "unit": "trajectories/s",
+        "reference": round(rates["ceiling"]),
+        "ratio": round(ratio, 3),
+    }
+    keep(out, line)
 
 
 if __name__ == "__main__":

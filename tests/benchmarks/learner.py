@@ -11,7 +11,6 @@ Aimed at: bare / learner 0.95 or more, credit and objective 3 % of a step or les
 
 import argparse
 import importlib
-import json
 import statistics
 import tempfile
 import time
@@ -24,6 +23,7 @@ import pyarrow as pa
 
 from infra.lake import Lake
 from schemas.settings import Settings, load
+from tests.benchmarks.lines import keep
 from tests.experience import Sample, action_tokens, experience
 from tests.policies import VOCABULARY, write_policy
 from trainers.batches import MicroBatch, Split
@@ -71,9 +71,7 @@ def main() -> None:
     ranks.close()
     for each in lines:
         print(f"{each['name']:40}{each['value']:>12,} {each['unit']:12}{each['ratio']:8.3f}")
-    if options.out:
-        with open(options.out, "a") as out:
-            out.writelines(json.dumps(each) + "\n" for each in lines)
+    keep(options.out, *lines)
 
 
 def samples(rows: int, median: float, seed: int) -> Iterator[Sample]:

@@ -8,7 +8,6 @@ Both ways play the same tasks on the same embedded engine with as many places, b
 
 import argparse
 import asyncio
-import json
 import random
 import tempfile
 import time
@@ -27,6 +26,7 @@ from inference.tools import Toolbox
 from schemas.messages import Task
 from schemas.settings import Rollout
 from schemas.trajectory import Trajectory
+from tests.benchmarks.lines import tell
 from tests.policies import write_policy
 from tests.rollout_fakes import task
 
@@ -122,10 +122,7 @@ def main() -> None:
         write_policy(Path(name))
         for way in (as_room_appears, in_batches):
             figures[way.__name__] = asyncio.run(measure(Path(name), way, args.seconds))
-    print(json.dumps(figures, indent=2))
-    if args.out:
-        with open(args.out, "a") as file:
-            file.write(json.dumps(figures) + "\n")
+    tell(figures, args.out)
 
 
 if __name__ == "__main__":

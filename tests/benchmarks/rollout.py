@@ -10,7 +10,6 @@ OMP_NUM_THREADS=1 python -m tests.benchmarks.rollout [--rounds 3] [--out bench.j
 
 import argparse
 import asyncio
-import json
 import signal
 import statistics
 import tempfile
@@ -24,6 +23,7 @@ from inference.engines.vllm.engine import LOAD, STALL, VllmEngine
 from inference.engines.vllm.process import LocalServer
 from schemas.settings import Kafka, Settings, Vllm
 from schemas.trajectory import Trajectory
+from tests.benchmarks.lines import tell
 from tests.conftest import running_broker
 from tests.policies import write_policy
 from tests.rollout_process import GROUP_SIZE, Service, prepare_rollouts, received, send_tasks, until
@@ -182,10 +182,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, running_broker(Path(name)) as brokers:
         figures = asyncio.run(measure(Path(name), brokers, args.rounds))
-    print(json.dumps(figures, indent=2))
-    if args.out:
-        with open(args.out, "a") as file:
-            file.write(json.dumps(figures) + "\n")
+    tell(figures, args.out)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,15 @@ Each core has a sandbox. Warm and cold take turns, second by second, so that wha
 
 import argparse
 import asyncio
-import json
 import os
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from inference.sandbox.limits import Limits
 from inference.sandbox.sandbox import Sandbox
+from tests.benchmarks.lines import keep
 
 LIMITS = Limits(wall_s=60)
 CORES = len(os.sched_getaffinity(0))
@@ -72,18 +73,15 @@ def _once() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=3)
-    parser.add_argument("--out")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     figures = asyncio.run(measure(options.seconds))
     for kind, value in figures.items():
         print(f"{kind:8}{value:8.0f} programs/s")
     ratio = figures["warm"] / figures["cold"]
     print(f"{'ratio':8}{ratio:8.1f}   (warm to cold, {CORES} cores)")
-    if options.out:
-        line = {"name": "sandbox", "value": round(figures["warm"]), "unit": "programs/s"}
-        line |= {"reference": round(figures["cold"]), "ratio": round(ratio, 2)}
-        with open(options.out, "a") as out:
-            out.write(json.dumps(line) + "\n")
+    line = {"name": "sandbox", "value": round(figures["warm"]), "unit": "programs/s"}
+    keep(options.out, line | {"reference": round(figures["cold"]), "ratio": round(ratio, 2)})
 
 
 if __name__ == "__main__":

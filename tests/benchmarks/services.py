@@ -8,7 +8,6 @@ beside them, so `cores` ends where the cores do.
 """
 
 import argparse
-import json
 import tempfile
 import time
 from datetime import datetime
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.settings import Kafka, Settings
+from tests.benchmarks.lines import tell
 from tests.benchmarks.longtail import ENVIRONMENT, MAX_TOKENS
 from tests.conftest import running_broker
 from tests.rollout_fakes import task
@@ -77,10 +77,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, running_broker(Path(name)) as brokers:
         figures = measure(Path(name), brokers, args.services)
-    print(json.dumps(figures, indent=2))
-    if args.out:
-        with open(args.out, "a") as file:
-            file.write(json.dumps(figures) + "\n")
+    tell(figures, args.out)
 
 
 if __name__ == "__main__":

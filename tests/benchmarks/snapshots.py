@@ -9,7 +9,6 @@ are those of the processor and the disk; over a network the bytes count. Without
 """
 
 import argparse
-import json
 import shutil
 import tempfile
 import time
@@ -25,6 +24,7 @@ from transformers import PreTrainedModel
 from infra.weight_delta import diff
 from infra.weights import WeightStore, describe, fingerprint_file
 from schemas.messages import Manifest
+from tests.benchmarks.lines import keep
 from tests.policies import write_policy
 from trainers.policy import export, load_policy
 
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--steps", type=int, default=1)
-    parser.add_argument("--out")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     changes = {kind: lambda model, rate=rate: train(model, rate, options.steps) for kind, rate in RATES.items()}
     with tempfile.TemporaryDirectory() as scratch:
@@ -134,11 +134,8 @@ def main() -> None:
                 ]
                 shown = f"{found['unchanged']:10.4f} {ratio:11.4f} {found['full_bytes'] / 1e6:11.2f}"
                 print(f"{kind:8} {precision:9} {shown} {found['diff_s']:7.2f}", *ways, flush=True)
-                if options.out:
-                    line = {"name": f"snapshots {kind} {precision}", "value": found["delta_bytes"], "unit": "bytes"}
-                    line |= {"reference": found["full_bytes"], "ratio": round(ratio, 4)}
-                    with open(options.out, "a") as out:
-                        out.write(json.dumps(line) + "\n")
+                line = {"name": f"snapshots {kind} {precision}", "value": found["delta_bytes"], "unit": "bytes"}
+                keep(options.out, line | {"reference": found["full_bytes"], "ratio": round(ratio, 4)})
 
 
 if __name__ == "__main__":

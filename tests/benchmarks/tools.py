@@ -7,7 +7,6 @@ The service answers four requests at once; one takes 10 ms and 0.1 ms for each i
 
 import argparse
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from aiohttp import web
 from inference.environments.base import Environment, Message, Score, Tool
 from inference.environments.calls import Call
 from inference.tools import Toolbox
+from tests.benchmarks.lines import tell
 from tests.judge_server import serving
 
 EPISODES, CALLS = 256, 8
@@ -93,10 +93,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     figures = asyncio.run(measure())
-    print(json.dumps(figures, indent=2))
-    if args.out:
-        with open(args.out, "a") as file:
-            file.write(json.dumps(figures) + "\n")
+    tell(figures, args.out)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from pathlib import Path
 from inference.outbox import Outbox
 from inference.packs import Packer
 from inference.sender import Sender
-from infra.claims import Claims
 from infra.kafka import Producer
 from infra.kafka.producer import OnDelivery
 from infra.telemetry import Stop
@@ -58,14 +57,7 @@ class Generator:
         self.producer = Producer(settings.kafka, name)
         spoiling = Spoiling(self.producer, self._spoiled)
         self._packer = Packer(LINGER_S)
-        self.sender = Sender(
-            self.outbox,
-            self._packer,
-            spoiling,
-            Claims.of(settings),
-            num_partitions=settings.kafka.partitions,
-            max_message_bytes=settings.kafka.max_message_bytes,
-        )
+        self.sender = Sender.of(settings, self.outbox, self._packer, spoiling)
         self.usage = Usage(self.producer, Service.ROLLOUT, name, Phase.ROLLOUT, settings.telemetry.usage_s)
         last = journal.entries[-1] if journal.entries else None
         self.number = last.number + 1 if last else 0

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from inference.outbox import Outbox
 from infra import sql
@@ -148,8 +148,8 @@ def _check_lineage(steps: list[Step], lake: Lake, verdict: Verdict) -> None:
         lineage = connection.sql(
             f"select step, count(*) filter ({unexplained}), count(*) from step_lineage group by step"
         ).fetchall()
-        books = _dicts(connection.sql("select * from conservation"))
-        work = _dicts(connection.sql("select * from work"))
+        books = sql.rows(connection, "select * from conservation")
+        work = sql.rows(connection, "select * from work")
     expected = Counter({s.number: s.num_trajectories for s in steps})
     verdict.compare("lineage of step", expected, Counter({step: count for step, _, count in lineage}))
     for step, missing, _ in lineage:
@@ -184,7 +184,3 @@ def _check_versions(settings: Settings, steps: list[Step], verdict: Verdict) -> 
 
 def _version_of(manifest: Path) -> int:
     return int(json.loads(manifest.read_text())["state"]["weight_version"])
-
-
-def _dicts(rows: Any) -> list[dict[str, Any]]:
-    return [dict(zip(rows.columns, row, strict=True)) for row in rows.fetchall()]
