@@ -4,11 +4,8 @@ Gradients are sums over the action tokens of all ranks and micro-batches, divide
 divide again by the accumulation steps and by the ranks; `train_step` undoes both.
 """
 
-import io
-import shutil
-from argparse import Namespace
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +28,7 @@ from trainers.objectives.dpo import preferences
 from trainers.policy import Scorer, check_packing, checkpoint_activations, in_float32, load_policy
 from trainers.ranks import Ranks
 from trainers.signals import Signals
+from trainers.universal import universal
 from trainers.value_head import ValueScorer
 
 TAG = "deepspeed"
@@ -181,7 +179,8 @@ class Engine:
         is_lora, alike = self._lora_scale is not None, had_values == self.has_values
         is_cut_otherwise = self._stage > 0 and world_size != self._ranks.size
         alike = alike and not (is_lora and is_cut_otherwise)
-        with self._universal(folder) if alike and is_cut_otherwise else nullcontext(folder) as place:
+        convert = alike and is_cut_otherwise
+        with universal(self._engine, self._ranks, folder, TAG) if convert else nullcontext(folder) as place:
             self._engine.load_checkpoint(
                 str(place),
                 tag=TAG,
@@ -192,23 +191,6 @@ class Engine:
         if (rng := _rng(folder, self._ranks.rank)).exists():
             torch.set_rng_state(torch.load(rng, weights_only=True))
         return alike
-
-    @contextmanager
-    def _universal(self, folder: Path) -> Generator[Path]:
-        """The checkpoint in `folder` as any number of ranks can take it up, while inside: DeepSpeed's universal one."""
-        place = folder.with_name(f".universal-{folder.name}")
-        if self._ranks.rank == 0:
-            shutil.rmtree(place, ignore_errors=True)
-            _make_universal(folder / TAG, place / TAG)
-        self._ranks.barrier()
-        self._engine._config.load_universal_checkpoint = True
-        try:
-            yield place
-        finally:
-            self._engine._config.load_universal_checkpoint = False
-        self._ranks.barrier()
-        if self._ranks.rank == 0:
-            shutil.rmtree(place)
 
     def close(self) -> None:
         """Let go of DeepSpeed's hooks and buffers."""
@@ -324,16 +306,6 @@ def _deepspeed() -> Any:
         # gloo does the CPU's collectives; the shared-memory op would need a compiler, and 30 s, at the first start
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
-
-
-def _make_universal(folder: Path, into: Path) -> None:
-    """Write what the ranks saved in `folder` to `into`, parameter by parameter."""
-    from deepspeed.checkpoint import ds_to_universal  # noqa: PLC0415
-
-    options = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False}
-    options |= {"strict": True, "inject_missing_state": True}
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        ds_to_universal.main(Namespace(input_folder=str(folder), output_folder=str(into), **options))
 
 
 def starting_policy(settings: Settings) -> Path:
