@@ -48,7 +48,10 @@ def _commit_behind_a_fence(uri: str, number: int) -> None:
 
 
 def _disturb(uri: str, over: Event) -> None:
-    """Compact, delete, and change the metadata, again and again; what conflicts with a writer is left out."""
+    """Compact, delete, and change the metadata, again and again; what conflicts with a writer is left out.
+
+    A writer's commit must fit between two changes of the metadata, so there is a moment between two acts.
+    """
     table, done = DeltaTable(f"{uri}/groups"), Counter[str]()
     acts = {
         "compact": lambda n: table.optimize.compact(),
@@ -61,6 +64,7 @@ def _disturb(uri: str, over: Event) -> None:
     number = 0
     while not over.is_set() or len(done) < len(acts):
         for name, act in acts.items():
+            over.wait(0.1)
             number += 1
             table.update_incremental()
             try:
