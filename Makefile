@@ -11,7 +11,7 @@ ENGINE ?=
 ROUNDS ?= 6
 SCENARIOS ?=
 
-.PHONY: help setup vllm smollm2 lock demo up down test test-secure check arch bench fuzz escape chaos docs clean
+.PHONY: help setup vllm smollm2 lock demo up down test test-secure check lint arch bench fuzz escape chaos docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -66,12 +66,14 @@ test-secure: setup  ## of these, TLS, passwords and access control on Kafka; lak
 	$(BIN)/python -m pytest tests/unit/test_access.py tests/integration/test_secure_kafka.py \
 	  tests/integration/test_weights_s3.py $(ARGS)
 
-check: .venv/synced  ## format, lint, types, architecture, unit tests: what CI runs, in the same order
+check: lint  ## what to run before a commit: lint, then the unit tests
+	$(BIN)/python -m pytest tests/unit
+
+lint: .venv/synced  ## format, lint, types, architecture
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	@$(MAKE) --no-print-directory arch
-	$(BIN)/python -m pytest tests/unit
 
 arch: .venv/synced  ## the rules of who may import whom
 	$(BIN)/lint-imports
