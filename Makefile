@@ -6,6 +6,7 @@ BIN := .venv/bin
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
   $$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 UV = $(or $(shell command -v uv),build/uv/bin/uv)
+unexport PYTHONDONTWRITEBYTECODE  # modules are compiled once: a learner starts in 4 s of processor time instead of 10
 ARGS ?=
 ENGINE ?=
 ROUNDS ?= 6
