@@ -94,6 +94,7 @@ class Service(StrEnum):
     LEARNER = "learner"
     EVALUATOR = "evaluator"
     MAINTENANCE = "maintenance"
+    WARDEN = "warden"
 
 
 class Phase(StrEnum):

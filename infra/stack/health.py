@@ -24,13 +24,15 @@ REMOTE = "remote"
 class Health:
     """One part's answer: well or not, why not, and where it answers.
 
-    `is_up` without `ok` is a process that runs and says itself what it lacks, a first batch for example.
+    `is_up` without `ok` is a process that runs and says itself what it lacks, a first batch for example; `is_silent` is
+    one that is there, should answer, and does not.
     """
 
     ok: bool
     reason: str = ""
     address: str = ""
     is_up: bool = False
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ def at(file: Path) -> Health:
     uri = f"http://{address['host']}:{address['port']}"
     status, body = get(uri, "/healthz")
     reason = "" if status == 200 else _reason(body)
-    return Health(status == 200, reason, uri, is_up=status == 503 and reason != "starting")
+    is_up = status == 503 and reason != "starting"
+    return Health(status == 200, reason, uri, is_up, is_silent=not status)
 
 
 def last_line(log: Path) -> str:

@@ -42,7 +42,7 @@ def service_names(settings: Settings) -> list[str]:
     rollouts = [f"rollout-{i}" for i in range(settings.rollout.services)]
     singles = [s.value for s in (Service.LEARNER, Service.CURATE, Service.DISPATCH, Service.RECORDS)]
     upkeep = [Service.MAINTENANCE.value] if settings.maintenance.enabled else []
-    return [*singles, *rollouts, Service.EVALUATOR.value, *upkeep]
+    return [*singles, *rollouts, Service.EVALUATOR.value, *upkeep, Service.WARDEN.value]
 
 
 def select(settings: Settings, names: Sequence[str]) -> list[str]:
@@ -134,6 +134,7 @@ def _command(kind: str) -> list[str]:
         Service.ROLLOUT: "inference.serve",
         Service.EVALUATOR: "inference.evaluate",
         Service.MAINTENANCE: "infra.maintain",
+        Service.WARDEN: "infra.warden",
     }
     return [sys.executable, "-m", modules.get(Service(kind), f"flows.{kind}")]
 

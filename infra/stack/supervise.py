@@ -104,6 +104,10 @@ class Supervisor:
         self.stop([name], timeout_s)
         self._call("startProcess", str(name), False, unless=Faults.ALREADY_STARTED)
 
+    def kill(self, name: str) -> None:
+        """Kill -9 one program, which is then started again."""
+        self._call("signalProcess", name, "KILL", unless=Faults.NOT_RUNNING)
+
     def states(self) -> list[State]:
         """Every program that the supervisor knows; none when there is no supervisor."""
         return [_state(info) for info in self._call("getAllProcessInfo")] if self.is_running() else []

@@ -30,6 +30,8 @@ class Stack(Section):
     kafka_port: int = Field(default=0, ge=0, le=65535)
     mlflow_port: int = Field(default=0, ge=0, le=65535)
     start_timeout_s: Seconds = 180
+    hung_timeout_s: Seconds = 60
+    """A process of the run that leaves `/healthz` unanswered for so long is killed, and started again."""
     min_free_bytes: int = Field(default=2 * 1024**3, ge=0)
 
 

@@ -45,6 +45,7 @@ def test_a_malformed_port_file_says_how_to_mend_it(tmp_path: Path) -> None:
 def test_no_names_mean_everything_in_starting_order() -> None:
     settings = load([], ["--rollout.services=2"])
     services = ["learner", "curate", "dispatch", "records", "rollout-0", "rollout-1", "evaluator", "maintenance"]
+    services.append("warden")
     everything = ["kafka", "mlflow", *services]
     assert programs.select(settings, []) == everything
     assert {type(n) for n in programs.select(settings, [])} == {str}  # XML-RPC takes no enumerations
