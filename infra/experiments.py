@@ -1,8 +1,6 @@
 """One MLflow run and its registered model, synchronously: every call is one or more requests and may fail."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mlflow import MlflowClient
@@ -11,27 +9,13 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from infra.store import local_path
+from infra.tracking import Point
 from schemas.settings import Settings
 
 SECTIONS = ("loop", "dispatch", "curate", "rollout", "learner", "evaluator", "policy")
 """Sections of the settings that become parameters; the others hold addresses, and may hold credentials."""
 
 _MAX_PARAMS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A metric's value at an optimizer step, or at a weight version."""
-
-    key: str
-    value: float
-    step: int
-    at_ms: int
-
-
-def is_permanent(error: Exception) -> bool:
-    """Whether MLflow refuses the request itself, so that repeating it is no use."""
-    return isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500
 
 
 class Experiment:
@@ -95,6 +79,11 @@ class Experiment:
         """Mark the run as finished."""
         self._client.set_terminated(run_id, "FINISHED")
 
+    @staticmethod
+    def is_permanent(error: Exception) -> bool:
+        """Whether MLflow refuses the request itself, so that repeating it is no use."""
+        return isinstance(error, MlflowException) and 400 <= error.get_http_status_code() < 500
+
     def _resume(self, run_id: str) -> bool:
         try:
             run = self._client.get_run(run_id)
@@ -143,11 +132,6 @@ def parameters(settings: Settings) -> Iterator[tuple[str, str]]:
     for section in SECTIONS:
         values: dict[str, Any] = getattr(settings, section).model_dump(mode="json")
         yield from ((f"{section}.{name}", str(value)) for name, value in values.items())
-
-
-def now_ms() -> int:
-    """Milliseconds since the epoch, as MLflow stamps metrics."""
-    return time.time_ns() // 1_000_000
 
 
 def _source(uri: str) -> str:

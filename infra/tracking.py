@@ -6,13 +6,14 @@ holds the same figures for ever.
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from prometheus_client import Counter
 
-from infra.experiments import Experiment, Point, is_permanent, now_ms
 from infra.logs import logger
 from schemas.settings import Settings
 
@@ -25,6 +26,16 @@ _BATCH = 500
 _RETRY_S = 2.0
 _FAILURES = Counter("lagoon_tracking_failures", "Requests to MLflow that failed")
 _DROPPED = Counter("lagoon_tracking_dropped", "Metric points that never reached MLflow")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A metric's value at an optimizer step, or at a weight version."""
+
+    key: str
+    value: float
+    step: int
+    at_ms: int
 
 
 class Tracking:
@@ -57,6 +68,8 @@ class Tracking:
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
             os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
             os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+            from infra.experiments import Experiment  # noqa: PLC0415 - mlflow is slow to import
+
             self._experiment = Experiment(settings, run_name)
             self._thread = threading.Thread(target=self._run, args=(resume_run_id,), name="tracking", daemon=True)
             self._thread.start()
@@ -66,7 +79,7 @@ class Tracking:
         """Log `values` at `step`: an optimizer step, or for evals the weight version."""
         if self._thread is None:
             return
-        at_ms = now_ms()
+        at_ms = time.time_ns() // 1_000_000  # as MLflow stamps metrics
         with self._changed:
             self._points.extend(Point(key, float(value), step, at_ms) for key, value in values.items())
             overflow = max(0, len(self._points) - MAX_POINTS)
@@ -153,9 +166,9 @@ class Tracking:
             request()
         except Exception as error:  # whatever goes wrong here must not reach the training
             self._note(error)
-            if is_permanent(error):
+            if is_permanent := self._experiment.is_permanent(error):
                 self._drop(num_points)
-            return is_permanent(error)
+            return is_permanent
         self._streak = 0
         return True
 
