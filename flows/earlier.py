@@ -4,7 +4,9 @@ A flow has its state from its recovery store. Where Kafka's log and that store w
 `run.life` up, and the flows begin with what the lake knows: difficulty, draws, versions, live trajectories.
 """
 
+from collections import defaultdict
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from flows.steps.difficulty import Posterior
@@ -50,9 +52,10 @@ class Earlier:
         state = State(learner_version=self._weight_version)
         state.posteriors = {task: p for task, p in self._posteriors.items() if shard_of(task) == shard}
         policy = POLICIES[self._settings.curate.eviction]
-        for member, bucket, priority in self._live:
-            if shard_of(member.task_id) == shard:
-                state.live.add(member, bucket, priority, policy)
+        for siblings in self._live.values():
+            members, buckets, priorities = zip(*siblings, strict=True)
+            if shard_of(members[0].task_id) == shard:
+                state.live.add(members, max(buckets), fmean(priorities), policy)
         return state
 
     def dispatcher(self) -> DispatcherState:
@@ -74,15 +77,19 @@ class Earlier:
         return {task: Posterior(*values) for task, *values in self._ask(_POSTERIORS)}
 
     @cached_property
-    def _live(self) -> list[tuple[Member, int, float]]:
-        """Members, buckets and priorities of what has not been evicted or expired, in order of arrival.
+    def _live(self) -> dict[str, list[tuple[Member, int, float]]]:
+        """By group the members, buckets and priorities of what has not been evicted or expired, in order of arrival.
 
         From a little before the staleness bound on: curation may have died before it wrote what had expired.
         """
         loop = self._settings.loop
         oldest = (self._weight_version - 2 * (loop.max_staleness + 1)) // loop.bucket_width
         rows = self._ask(_LIVE.format(columns=", ".join(_COLUMNS)), [oldest])
-        return [(Member(*values), bucket, priority) for *values, bucket, priority in rows]
+        found: dict[str, list[tuple[Member, int, float]]] = defaultdict(list)
+        for *values, bucket, priority in rows:
+            member = Member(*values)
+            found[member.group_id].append((member, bucket, priority))
+        return found
 
     def _ask(self, query: str, values: list[Any] | None = None) -> list[tuple[Any, ...]]:
         from infra import sql  # noqa: PLC0415 - a second of imports, which a run's first life has no use for

@@ -102,6 +102,7 @@ class ClosedGroup(NamedTuple):
     newest_version: int
     closed_ms: int
     stats: Stats
+    is_evicted: bool = False
 
     def with_late(self, member: Member, id_bytes: bytes) -> "ClosedGroup":
         """The same group, with `member` known and its statistics unchanged."""

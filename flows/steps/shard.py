@@ -6,6 +6,7 @@ hand. How many messages come in one call changes only how many batches carry the
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from statistics import fmean
 
 import pyarrow as pa
 
@@ -281,6 +282,7 @@ class Shard:
         state, loop, out = self.state, self._loop, self._out
         task_mean = state.posteriors.get(admitted[0].task_id, Posterior()).mean
         hard_task = difficulty.is_hard(task_mean, self._curate)
+        buckets, priorities = list[int](), list[float]()
         for member in admitted:
             version = version_at(member, state.learner_version)
             staleness = version - member.min_weight_version
@@ -288,13 +290,26 @@ class Shard:
             fresh = eviction.freshness(staleness, loop.max_staleness, loop.bucket_width, state.bucket_weights)
             priority = eviction.priority(member, task_mean, hard, fresh, self._curate)
             bucket = member.min_weight_version // loop.bucket_width
-            if member.origin != Origin.COUNTERFACTUAL:  # nobody trains on a branch, so it takes no place
-                state.live.add(member, bucket, priority, self._policy)
+            buckets.append(bucket)
+            priorities.append(priority)
             turns = forked.get(member.trajectory_id)
             out.admissions.append(Admission(member, bucket, version, staleness, priority, hard, stats, turns))
             self._decide(member, Event.ADMITTED, None)
-        for member, reason in state.live.evict(self._capacity, self._curate.max_evicted_share):
+        if admitted[0].origin != Origin.COUNTERFACTUAL:  # nobody trains on branches, so they take no place
+            self._let_live(admitted, max(buckets), fmean(priorities))
+
+    def _let_live(self, admitted: list[Member], bucket: int, priority: float) -> None:
+        state = self.state
+        group = state.closed.get(admitted[0].group_id)
+        if group and group.is_evicted:
+            gone = [(member, eviction.LATE) for member in admitted]
+        else:
+            state.live.add(admitted, bucket, priority, self._policy)
+            gone = state.live.evict(self._capacity, self._curate.max_evicted_share)
+        for member, reason in gone:
             self._decide(member, Event.EVICTED, reason)
+            if closed := state.closed.get(member.group_id):
+                state.closed[member.group_id] = closed._replace(is_evicted=True)
 
     def _too_old(self, member: Member) -> str | None:
         state = self.state

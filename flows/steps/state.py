@@ -11,7 +11,7 @@ from flows.steps.purse import Purse
 from flows.steps.tally import Tally
 from schemas.errors import ContractError
 
-FORMAT = 2
+FORMAT = 3
 """Version of the pickled state; another one is refused by name rather than misread."""
 
 MAX_IMPORTS = 16_384

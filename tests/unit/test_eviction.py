@@ -1,12 +1,13 @@
 """Priorities, policies, and what goes when a shard is full."""
 
 import itertools
+import pickle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.steps.eviction import POLICIES, Live, capacity_of_a_shard, freshness, priority
+from flows.steps.eviction import FULL_WITHOUT_GUARD, POLICIES, Live, capacity_of_a_shard, freshness, priority
 from flows.steps.member import Member
 from schemas.settings import Curate
 
@@ -14,18 +15,21 @@ SETTINGS = Curate(hard_bonus=0.25, freshness_weight=0.25, completion_bonus=0.1)
 _ids = itertools.count()
 
 
-def member(version: int = 1, reward: float = 1.0, status: str = "completed") -> Member:
+def member(version: int = 1, reward: float = 1.0, status: str = "completed", group: str | None = None) -> Member:
+    """A trajectory, by default of a group of its own."""
     number = next(_ids)
     values: dict[str, object] = dict.fromkeys(Member._fields, 0)
-    values |= {"trajectory_id": f"{number:032x}", "min_weight_version": version, "reward": reward, "status": status}
+    values |= {"trajectory_id": f"{number:032x}", "group_id": group or f"of {number}"}
+    values |= {"min_weight_version": version, "reward": reward, "status": status}
     return Member(**values)  # pyright: ignore[reportArgumentType]
 
 
-def live(*entries: tuple[int, float], policy: str = "reward_priority") -> Live:
-    """Entries of (bucket, priority), in order of arrival."""
+def live(*entries: tuple[int, float], policy: str = "reward_priority", size: int = 1) -> Live:
+    """Groups of `size` as (bucket, mean priority), in order of arrival."""
     found = Live()
-    for bucket, value in entries:
-        found.add(member(bucket, value), bucket, value, POLICIES[policy])
+    for number, (bucket, value) in enumerate(entries):
+        members = [member(bucket, value, group=f"{number}") for _ in range(size)]
+        found.add(members, bucket, value, POLICIES[policy])
     return found
 
 
@@ -54,7 +58,7 @@ def test_bucket_weights_raise_the_freshness_of_recent_buckets() -> None:
 
 def test_the_least_priority_goes_first_and_the_older_of_equals() -> None:
     state = live((1, 0.5), (1, 0.1), (1, 0.1), (1, 0.9))
-    first = state.heaps[1][0].member
+    first = state.heaps[1][0].members[0]
     gone = state.evict(2, 1.0)
     assert [m.reward for m, _ in gone] == [0.1, 0.1]
     assert gone[0][0] == first
@@ -82,6 +86,51 @@ def test_capacity_wins_when_every_bucket_has_lost_its_share() -> None:
     assert [("max_evicted_share" in reason) for _, reason in gone] == [False, False, True]
 
 
+def test_siblings_leave_together_by_the_mean_of_their_priorities() -> None:
+    # rows alone would lose 0.1 of the first group; its mean is 0.5, that of the second 0.3
+    state = Live()
+    for name, rewards in (("a", [0.1, 0.9]), ("b", [0.3, 0.3])):
+        state.add([member(1, r, group=name) for r in rewards], 1, sum(rewards) / 2, POLICIES["reward_priority"])
+    assert evicted(state, 3) == [(1, 0.3), (1, 0.3)]
+    assert (state.size, list(state.groups)) == (2, ["a"])
+
+
+def test_a_bucket_is_spared_a_group_that_would_be_more_than_its_share() -> None:
+    # two groups of two in each bucket: half of four is one group
+    state = live((1, 0.1), (1, 0.2), (2, 0.8), (2, 0.9), size=2)
+    assert evicted(state, 5, share=0.5) == [(1, 0.1)] * 2 + [(2, 0.8)] * 2
+    # a quarter is less than a group: no bucket can pay, so the least goes
+    assert [reason for _, reason in live((1, 0.1), (2, 0.2), size=2).evict(3, 0.25)] == [FULL_WITHOUT_GUARD] * 2
+
+
+def test_a_group_that_is_alone_stays_though_it_is_larger_than_the_shard() -> None:
+    state = live((1, 0.5), size=8)
+    assert evicted(state, 2) == []
+    state.add([member(1, 0.4, group="worse")], 1, 0.4, POLICIES["reward_priority"])
+    assert evicted(state, 2) == [(1, 0.4)]
+    state.add([member(1, 0.6, group="better")], 1, 0.6, POLICIES["reward_priority"])
+    assert evicted(state, 2) == [(1, 0.5)] * 8
+    assert state.size == 1
+
+
+def test_a_late_member_shares_the_fate_of_its_group_while_that_lives() -> None:
+    state = live((2, 0.1), (2, 0.5), size=2)
+    state.add([member(1, 0.9, group="0")], 1, 0.9, POLICIES["reward_priority"])
+    assert state.by_bucket() == {2: 5}
+    assert evicted(state, 4) == [(2, 0.1), (2, 0.1), (1, 0.9)]
+    state.add([member(1, 0.9, group="0")], 1, 0.9, POLICIES["reward_priority"])
+    assert state.by_bucket() == {1: 1, 2: 2}
+
+
+def test_what_expiry_leaves_of_a_group_is_still_evicted_together() -> None:
+    state = live((1, 0.9))
+    state.add([member(v, 0.1, group="mixed") for v in (1, 2, 2)], 2, 0.1, POLICIES["reward_priority"])
+    assert [m.min_weight_version for m in state.expire(2)] == [1, 1]
+    state.add([member(2, 0.7, group="other")], 2, 0.7, POLICIES["reward_priority"])
+    assert evicted(state, 2) == [(2, 0.1)] * 2
+    assert list(state.groups) == ["other"]
+
+
 def test_what_is_too_old_expires_in_order_of_arrival() -> None:
     state = live((2, 0.5), (1, 0.9), (3, 0.1), (1, 0.2))
     assert [m.reward for m in state.expire(3)] == [0.5, 0.9, 0.2]
@@ -92,7 +141,7 @@ def test_what_is_too_old_expires_in_order_of_arrival() -> None:
 def test_expiry_within_a_wide_bucket_goes_by_version() -> None:
     state = Live()
     for version in (4, 5):
-        state.add(member(version), 2, 0.5, POLICIES["reward_priority"])
+        state.add([member(version)], 2, 0.5, POLICIES["reward_priority"])
     assert [m.min_weight_version for m in state.expire(5)] == [4]
     assert state.by_bucket() == {2: 1}
 
@@ -105,17 +154,29 @@ def test_counts_of_dead_buckets_are_forgotten() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1)), max_size=40),
-    st.integers(1, 10),
+    st.lists(st.tuples(st.integers(0, 4), st.lists(st.floats(0, 1), min_size=1, max_size=5)), max_size=20),
+    st.integers(1, 12),
     st.sampled_from(sorted(POLICIES)),
     st.floats(0, 1),
+    st.integers(0, 4),
 )
-def test_nothing_is_lost_and_capacity_holds(
-    entries: list[tuple[int, float]], capacity: int, policy: str, share: float
+def test_nothing_is_lost_capacity_holds_and_no_group_is_torn(
+    groups: list[tuple[int, list[float]]], capacity: int, policy: str, share: float, oldest: int
 ) -> None:
-    state = live(*entries, policy=policy)
-    gone = state.evict(capacity, share)
-    left = [e.member for heap in state.heaps.values() for e in heap]
-    assert len(left) == state.size == min(len(entries), capacity)
-    assert sorted(m.reward or 0.0 for m in [*left, *(m for m, _ in gone)]) == sorted(p for _, p in entries)
-    assert sum(state.admitted.values()) - sum(state.evicted.values()) == state.size
+    state, gone = Live(), list[Member]()
+    for number, (bucket, values) in enumerate(groups):
+        members = [member(bucket, value, group=f"{number}") for value in values]
+        state.add(members, bucket, sum(values) / len(values), POLICIES[policy])
+        gone += [m for m, _ in state.evict(capacity, share)]
+        state = pickle.loads(pickle.dumps(state))
+        assert state.size <= capacity or len(state.groups) == 1
+    gone += state.expire(oldest)
+    left = [m for heap in state.heaps.values() for e in heap for m in e.members]
+    assert left == [
+        m for bucket in state.heaps for e in state.heaps[bucket] for m in state.groups[e.members[0].group_id][1]
+    ]
+    assert len(left) == state.size == sum(state.by_bucket().values())
+    assert sorted(m.reward or 0.0 for m in [*left, *gone]) == sorted(v for _, values in groups for v in values)
+    assert {m.group_id for m in left}.isdisjoint(m.group_id for m in gone)
+    for bucket, lost in state.evicted.items():
+        assert lost <= state.admitted[bucket]

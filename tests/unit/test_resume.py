@@ -275,6 +275,20 @@ def test_what_is_live_comes_back_and_expires_in_the_books(settings: Settings) ->
     assert (member.trajectory_id, member.num_tokens) == ("live", 3)
 
 
+def test_siblings_of_an_earlier_life_are_still_evicted_together(settings: Settings) -> None:
+    # mean priorities: a 0.4, b 0.5; by rows the 0.1 of b would go first
+    priorities = {"a": (0.3, 0.5), "b": (0.1, 0.9)}
+    rows = [
+        {"trajectory_id": f"{name}{i}", "group_id": name, "task_id": "add/1", "version_bucket": 9, "priority": p}
+        for name, values in priorities.items()
+        for i, p in enumerate(values)
+    ]
+    fill(settings, "experience", *rows)
+    RunManifests(Lake.of(settings)).write(run_manifest(weight_version=9))
+    live = Earlier(second_life(settings)).shard(shard_of("add/1")).live
+    assert [member.trajectory_id for member, _ in live.evict(3, 1.0)] == ["a0", "a1"]
+
+
 def test_a_run_that_resumes_at_version_100_has_the_capacity_of_one_that_begins(settings: Settings) -> None:
     # (max_staleness 3 + 1) * batch 8 * 1 step a version = 32, not (3 + 100 + 1) * 8 = 832
     options = ["--loop.batch_size=8", "--loop.group_size=4", "--learner.sync_interval_start=1"]

@@ -262,19 +262,38 @@ def test_evals_do_not_change_a_tasks_difficulty() -> None:
 
 
 def small() -> Curation:
-    """Capacity of 32 over 16 shards: two a shard."""
-    curate = SETTINGS.curate.model_copy(update={"capacity": 32, "max_evicted_share": 1.0})
+    """Capacity of 64 over 16 shards: a group a shard."""
+    curate = SETTINGS.curate.model_copy(update={"capacity": 64, "max_evicted_share": 1.0})
     return Curation(SETTINGS.model_copy(update={"curate": curate}))
 
 
-def test_a_full_shard_evicts_the_least_telling_and_says_so() -> None:
+def test_a_full_shard_evicts_the_least_telling_group_and_says_so() -> None:
     curation = small()
     curation.feed(message(group("a", [0.0, 1.0, 1.0, 1.0]), 0))
-    # Beta(4, 2), mean 2/3: winners differ by 1/3, the loser by 2/3; the two winners that came first go
+    assert curation.count() == {"admitted": 4}
+    curation.restart()
+    curation.feed(message(group("b", [0.0, 1.0, 1.0, 0.0]), 1))
+    # a: Beta(4, 2), mean 2/3: its signals are 2/3 and three of 1/3, 5/12 in the mean; b: Beta(6, 4), mean 0.6: two of
+    # 0.6 and two of 0.4, 1/2 in the mean. So a goes, its loser too, which tells more than any row of b
     gone = [row for row in curation.rows["ledger"] if row["event"] == "evicted"]
-    assert [row["row"] for row in gone] == [1, 2]
-    assert gone[0]["reason"] == "the shard is full"
-    assert curation.count() == {"admitted": 4, "evicted": 2}
+    assert [(row["offset"], row["row"], row["reason"]) for row in gone] == [
+        (0, i, "the shard is full") for i in range(4)
+    ]
+    assert curation.count() == {"admitted": 8, "evicted": 4}
+    curation.feed(weights(9, 0))
+    assert curation.count() == {"admitted": 8, "evicted": 4, "expired": 4}
+
+
+def test_who_comes_after_its_group_was_evicted_leaves_too_and_pushes_nobody_out() -> None:
+    curation = small()
+    curation.feed(message(group("a", [1.0, 1.0, 0.0, 0.0])[:3], 0), clock(0, at_s=6))  # group_timeout_s is 5
+    curation.feed(message(group("b", [0.0, 1.0, 1.0, 0.0]), 1, at_s=7))
+    assert curation.count() == {"admitted": 7, "evicted": 3}
+    curation.restart()
+    curation.feed(message(group("a", [1.0, 1.0, 0.0, 0.0])[3:], 2, at_s=8))
+    assert curation.count() == {"admitted": 8, "evicted": 4}
+    assert curation.rows["ledger"][-1]["reason"] == "its group was evicted before it came"
+    assert curation.curator.state.live.size == 4
 
 
 def test_a_directive_raises_the_least_version_and_is_named_in_the_ledger() -> None:
