@@ -5,6 +5,8 @@ import itertools
 import os
 from collections.abc import Awaitable, Callable
 
+import pyarrow as pa
+
 from inference.environments.base import try_families
 from inference.orders import Orders
 from inference.outbox import Outbox
@@ -72,6 +74,7 @@ def run(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
     """Put the service together and run it."""
     log = logger(Service.ROLLOUT, telemetry.instance)
     try_families(settings.families, settings.run.seed)
+    pa.array([])  # pyarrow imports pandas for its first array: now, and not while the first episodes wait
     tasks = ShareGroupTasks(settings.kafka, telemetry.instance, log.warning)
     orders = Orders.of(settings.kafka, telemetry.instance)
     outbox = open_outbox(settings, telemetry.instance)
