@@ -1,6 +1,6 @@
 """The lake as SQL: every table, and every view of `infra/views`, in an in-memory DuckDB.
 
-The connection shows the lake as it was when it was opened; open another one to see more.
+A connection shows the lake as it was when it was opened; who asks again and again keeps one, in `Live`.
 """
 
 from pathlib import Path
@@ -40,6 +40,31 @@ def connect(
     _constant(connection, "bounds", "max_staleness", "BIGINT", max_staleness)
     _create_views(connection)
     return connection
+
+
+class Live:
+    """A connection for who asks again and again: only tables that have changed are opened anew.
+
+    Raises:
+        LakeError: a table does not exist.
+    """
+
+    def __init__(self, lake: Lake, accelerator_hour: float = Cost().accelerator_hour) -> None:
+        self._lake = lake
+        self._versions = {name: lake.version(name) for name in TABLES}
+        self._connection = connect(lake, accelerator_hour)
+
+    def ask(self, query: str) -> list[tuple[Any, ...]]:
+        """The rows that answer `query` of the lake as it is now."""
+        for name, table in TABLES.items():
+            if (version := self._lake.version(name)) != self._versions[name]:
+                self._connection.register(name, _dataset(self._lake, table))
+                self._versions[name] = version
+        return self._connection.execute(query).fetchall()
+
+    def close(self) -> None:
+        """Free it."""
+        self._connection.close()
 
 
 def rows(connection: duckdb.DuckDBPyConnection, query: str, *values: object) -> list[dict[str, Any]]:

@@ -4,12 +4,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from infra.cli import live
 from infra.control import send_directive
 from infra.lake import Lake
-from infra.sql import connect
+from infra.sql import Live
 from infra.stack import programs
 from infra.stack.bring_up import take_down
 from infra.stack.supervise import Supervisor
@@ -75,15 +75,15 @@ def follow(settings: Settings, stop: threading.Event, limit_s: float = float("in
 def drain(settings: Settings, stop: threading.Event, by: str) -> None:
     """Open no more groups, let the open ones close, let rollouts hand over, and wait until all is in the lake."""
     deadline = time.monotonic() + (INTERRUPTED_DRAIN_S if stop.is_set() else DRAIN_S)
-    lake = Lake.of(settings)
     send_directive(settings.kafka, target="dispatch", issued_by=by, reason=f"{by} ends", pause=True)
-    _until(deadline, "open groups to close", lambda: _value(lake, "select open from work") == 0)
-    rollouts = [n for n in programs.service_names(settings) if programs.kind_of(n) == Service.ROLLOUT]
-    Supervisor(settings.run.data_dir).stop(rollouts, timeout_s=settings.rollout.drain_s + 30)
-    settled = "select sum(abs(in_flight)) from conservation"
-    _until(deadline, "the last trajectories to reach the lake", lambda: _value(lake, settled) == 0)
-    judged = "select coalesce(max(version), 0) <= (select coalesce(max(end_version), 0) from evals) from weights"
-    _until(deadline, "the last version to be evaluated", lambda: bool(_value(lake, judged)))
+    with closing(Live(Lake.of(settings))) as lake:
+        _until(deadline, "open groups to close", lambda: lake.ask("select open from work") == [(0,)])
+        rollouts = [n for n in programs.service_names(settings) if programs.kind_of(n) == Service.ROLLOUT]
+        Supervisor(settings.run.data_dir).stop(rollouts, timeout_s=settings.rollout.drain_s + 30)
+        settled = "select sum(abs(in_flight)) from conservation"
+        _until(deadline, "the last trajectories to reach the lake", lambda: lake.ask(settled) == [(0,)])
+        judged = "select coalesce(max(version), 0) <= (select coalesce(max(end_version), 0) from evals) from weights"
+        _until(deadline, "the last version to be evaluated", lambda: lake.ask(judged) == [(True,)])
 
 
 def _until(deadline: float, what: str, condition: Callable[[], bool]) -> None:
@@ -102,12 +102,6 @@ def stop_services(settings: Settings, servers_stay: bool) -> None:
         take_down(settings.run.data_dir, say)
         return
     Supervisor(settings.run.data_dir).stop(programs.service_names(settings), timeout_s=60)
-
-
-def _value(lake: Lake, query: str) -> float:
-    with connect(lake) as connection:
-        row = connection.execute(query).fetchone()
-    return row[0] if row and row[0] is not None else 0
 
 
 def say(line: str) -> None:

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from infra import sql
 from infra.lake import Lake
-from infra.sql import connect
 from infra.watch import LoopState
 from schemas.settings import Settings
 
@@ -27,7 +27,7 @@ class Display:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._lake = Lake.of(settings)
+        self._lake = sql.Live(Lake.of(settings), settings.cost.accelerator_hour)
         self._live = Live(console=Console(), refresh_per_second=2, transient=True) if sys.stdout.isatty() else None
         self._started = time.monotonic()
         self._line_at = self._lake_at = 0.0
@@ -44,14 +44,14 @@ class Display:
     ) -> None:
         if self._live:
             self._live.stop()
+        self._lake.close()
 
     def show(self, state: LoopState) -> None:
         """Show `state` now."""
         now = time.monotonic()
         if now - self._lake_at > LAKE_S:
             self._lake_at = now
-            with connect(self._lake, accelerator_hour=self._settings.cost.accelerator_hour) as lake:
-                self._cost, self._staleness = lake.execute(FIGURES).fetchone() or (None, None)
+            self._cost, self._staleness = self._lake.ask(FIGURES)[0]
         rows = self._rows(state)
         if self._live:
             self._live.update(_table(rows))

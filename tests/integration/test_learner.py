@@ -116,7 +116,8 @@ def end(process: subprocess.Popen[bytes], tmp_path: Path, code: int = 0) -> None
 
 
 def steps_done(settings: Settings) -> int:
-    return int(connect(Lake.of(settings)).sql("select coalesce(max(step), 0) from train_steps").fetchall()[0][0])
+    """Rows of train_steps: as many as steps in the first life of a run."""
+    return Lake.of(settings).table("train_steps").count()
 
 
 def wait_for_step(settings: Settings, step: int, process: subprocess.Popen[bytes], tmp_path: Path) -> None:
@@ -154,6 +155,16 @@ def check_versions(settings: Settings) -> None:
     with torch.no_grad():
         logprobs = scorer(ids, torch.ones_like(ids[:, 1:], dtype=torch.bool))
     assert logprobs.tolist() == pytest.approx(list(probe.logprobs), abs=1e-5)
+
+
+def check_adapters(settings: Settings) -> None:
+    """The first version is full and all others are adapters of it, which give the learner's own file."""
+    store = WeightStore.of(settings)
+    manifests = [store.manifest(version) for version in store.versions()]
+    assert [(m.kind, m.base) for m in manifests] == [("full", None), *[("adapters", 1)] * (len(manifests) - 1)]
+    for made in manifests[-2:]:
+        kept = settings.checkpoints / str(made.checkpoint) / "policy" / "model.safetensors"
+        assert (store.fetch(made.version, settings.run.folder / "again") / kept.name).read_bytes() == kept.read_bytes()
 
 
 def check_deltas(settings: Settings, kafka: Kafka) -> None:
@@ -242,6 +253,19 @@ def test_two_ranks_under_zero_2_go_on_from_a_checkpoint_of_one(tmp_path: Path, k
     check_each_row_was_trained_once(settings, 8)
     check_versions(settings)
     check_deltas(settings, kafka)
+
+
+def test_a_learner_of_adapters_publishes_them_alone_and_goes_on_from_the_same_base(
+    tmp_path: Path, kafka: Kafka
+) -> None:
+    settings = prepare(tmp_path, kafka, 9)
+    options = ["--learner.lora_rank=1"]
+    end(begin(tmp_path, options, failpoints="learner.after_checkpoint=3"), tmp_path, -signal.SIGKILL)
+    assert WeightStore.of(settings).versions() == [1, 2]
+    end(begin(tmp_path, options), tmp_path)
+    check_each_row_was_trained_once(settings, 9)
+    check_versions(settings)
+    check_adapters(settings)
 
 
 def test_on_sigterm_it_saves_and_a_longer_run_goes_on(tmp_path: Path, kafka: Kafka) -> None:

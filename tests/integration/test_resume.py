@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_a_copied_run_goes_on_without_its_log_and_the_books_name_what_was_lost(t
     old, new = tmp_path / "old", tmp_path / "new"
     try:
         settings = _begin(old)
-        _wait(lambda: _value(settings, "select coalesce(max(step), 0) from train_steps") >= 7, "step 7")
+        _wait(lambda: Lake.of(settings).table("train_steps").count() >= 7, "step 7")
         _kill_all(old)
         before = _look(settings)
         _copy(settings, new)
@@ -127,7 +128,8 @@ def _drain(settings: Settings) -> None:
     supervisor.stop(["dispatch"], timeout_s=60)
     supervisor.stop(["rollout-0"], timeout_s=60)
     settled = "select sum(abs(in_flight)) from conservation"
-    _wait(lambda: _value(settings, settled) == 0, "the last trajectories to reach the lake")
+    with closing(sql.Live(Lake.of(settings))) as lake:
+        _wait(lambda: lake.ask(settled) == [(0,)], "the last trajectories to reach the lake")
 
 
 def _check(settings: Settings, before: dict[str, Any]) -> None:

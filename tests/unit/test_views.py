@@ -76,6 +76,15 @@ def test_views_work_before_there_is_a_lake(tmp_path: Path):
         ]
 
 
+def test_a_live_connection_shows_rows_that_came_since_through_views_too(lake: Lake):
+    live, query = sql.Live(lake), "SELECT (SELECT count(*) FROM ledger), (SELECT count(*) FROM outcomes)"
+    assert live.ask(query) == [(0, 0)]
+    for number in (1, 2):
+        fill(lake, "ledger", outcome(number, "admitted"))
+        assert live.ask(query) == [(number, number)]
+    live.close()
+
+
 def test_conservation_counts_each_outcome_and_what_is_still_in_flight(lake: Lake):
     events = ["admitted", "admitted", "stale", "duplicate", "no_signal", "invalid", "evicted", "redelivered"]
     fill(lake, "ledger", *(outcome(n, event, tokens=n + 1) for n, event in enumerate(events)))
