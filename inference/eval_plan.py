@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from schemas.ids import group_id, task_id
 from schemas.messages import Task
 from schemas.names import Origin
 from schemas.settings import Family, Settings
@@ -78,17 +77,13 @@ def _held_out_task(settings: Settings, family: Family, sample: int, now: datetim
 def _task(
     settings: Settings, run: str, family: Family, index: int, draw: int, now: datetime, group_size: int = 1
 ) -> Task:
-    name = task_id(family.name, index)
-    return Task(
-        group_id=group_id(run, name, draw),
+    return Task.of(
+        family,
+        index,
+        draw,
+        run=run,
         group_size=group_size,
-        task_id=name,
-        family=family.name,
-        index=index,
-        environment=family.environment,
-        options=family.options,
         seed=settings.run.seed,
-        draw=draw,
         origin=Origin.EVAL,
         dispatched_at=now,
         lease_until=now,

@@ -20,6 +20,8 @@ from pydantic import (
 )
 
 from schemas.errors import ContractError
+from schemas.ids import group_id, task_id
+from schemas.settings import Family
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """A JSON message longer than this is refused unread."""
@@ -132,6 +134,21 @@ class Task(Message):
     directive_id: str | None = None
     dispatched_at: Time
     lease_until: Time
+
+    @classmethod
+    def of(cls, family: Family, index: int, draw: int, *, run: str = "", **fields: Any) -> "Task":
+        """Task `index` of `family`, the `draw`-th of `run` unless `fields`, which are all the others, name a group."""
+        name = task_id(family.name, index)
+        found = {
+            "group_id": group_id(run, name, draw),
+            "task_id": name,
+            "family": family.name,
+            "index": index,
+            "environment": family.environment,
+            "options": family.options,
+            "draw": draw,
+        }
+        return cls.model_validate(found | fields)
 
 
 class TaskPosterior(Message):

@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -15,7 +15,6 @@ from flows.steps.rounds import Round
 from flows.steps.supply import Supply
 from infra.control import refused
 from schemas.errors import ContractError
-from schemas.ids import group_id, task_id
 from schemas.messages import BufferReport, Directive, Fork, LearnerReport, Task, WeightSummary
 from schemas.names import OUTCOMES, Event, Origin
 from schemas.settings import Settings
@@ -186,23 +185,18 @@ class Dispatcher:
         run, number = self.settings.run, self.state.num_draws
         choice = self._choose(number)
         self.state.num_draws += 1
-        task = task_id(choice.family.name, choice.task_index)
-        new = Task(
-            group_id=group_id(run.in_this_life(run.name), task, number),
-            group_size=self.settings.loop.group_size,
-            task_id=task,
-            family=choice.family.name,
-            index=choice.task_index,
-            environment=choice.family.environment,
-            options=choice.family.options,
-            seed=run.seed,  # of the task set: the same task is the same problem at every draw
+        new = Task.of(
+            choice.family,
+            choice.task_index,
             draw=number,
+            run=run.in_this_life(run.name),
+            group_size=self.settings.loop.group_size,
+            seed=run.seed,  # of the task set: the same task is the same problem at every draw
             min_weight_version=self._oldest_version(),
             directive_id=self.state.directive_id,
-            dispatched_at=_time(self.state.now_ms),
-            lease_until=_time(self.state.now_ms),
+            **self._lease(),
         )
-        self._issue(new.model_copy(update=self._lease()), "opened", choice.reason)
+        self._issue(new, "opened", choice.reason)
 
     def _fork(self, fork: Fork) -> None:
         """Open the group of the branches that `fork` asks for. What is refused is not asked for again."""
@@ -210,23 +204,19 @@ class Dispatcher:
         family = next((f for f in settings.families if f.name == fork.family), None)
         if family is None or not state.now_ms or fork.group_id in state.leases:
             return
-        task = Task(
+        task = Task.of(
+            family,
+            fork.index,
+            draw=0,
             group_id=fork.group_id,
             group_size=fork.num_branches,
-            task_id=fork.task_id,
-            family=fork.family,
-            index=fork.index,
-            environment=family.environment,
-            options=family.options,
             seed=settings.run.seed,
-            draw=0,
             origin=Origin.COUNTERFACTUAL,
             branch=fork.branch,
             min_weight_version=self._oldest_version(),
             directive_id=state.directive_id,
-            dispatched_at=_time(state.now_ms),
-            lease_until=_time(state.now_ms),
-        ).model_copy(update=self._lease())
+            **self._lease(),
+        )
         if refusal := self._no_room_for_branches():
             self._entries.append(Entry(task, "abandoned", refusal, state.now_ms))
         else:
@@ -254,7 +244,7 @@ class Dispatcher:
         self.state.decided.append(task)
         self._entries.append(Entry(task, event, reason, self.state.now_ms))
 
-    def _lease(self) -> Mapping[str, datetime]:
+    def _lease(self) -> Mapping[str, Any]:
         lease_ms = round(self.settings.dispatch.lease_s * 1000)
         now_ms = self.state.now_ms
         return {"dispatched_at": _time(now_ms), "lease_until": _time(now_ms + lease_ms)}

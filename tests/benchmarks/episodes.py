@@ -15,7 +15,6 @@ from inference.agent import Limits, play
 from inference.engines.torch_engine import TorchEngine
 from inference.tokenizer import ChatTokenizer
 from inference.tools import Toolbox
-from schemas.ids import group_id, task_id
 from schemas.messages import Task
 from schemas.settings import Settings, load
 from schemas.trajectory import Trajectory
@@ -26,20 +25,8 @@ def tasks(settings: Settings, group_size: int) -> Iterator[tuple[Task, int]]:
     now = datetime.now(UTC)
     for family in settings.families:
         for index in range(family.num_train, family.num_tasks):
-            name = task_id(family.name, index)
-            task = Task(
-                group_id=group_id("benchmark", name, 0),
-                group_size=group_size,
-                task_id=name,
-                family=family.name,
-                index=index,
-                environment=family.environment,
-                options=family.options,
-                seed=settings.run.seed,
-                draw=0,
-                dispatched_at=now,
-                lease_until=now,
-            )
+            fields = {"group_size": group_size, "seed": settings.run.seed, "dispatched_at": now, "lease_until": now}
+            task = Task.of(family, index, 0, run="benchmark", **fields)
             yield from ((task, member) for member in range(group_size))
 
 
