@@ -79,7 +79,7 @@ lint: .venv/synced  ## format, lint, types, architecture
 arch: .venv/synced  ## the rules of who may import whom
 	$(BIN)/lint-imports
 
-bench: setup vllm  ## the figures that the README quotes, into bench.jsonl of the newest run
+bench: setup vllm smollm2  ## the figures that the README quotes, into bench.jsonl of the newest run
 	@mkdir -p .lagoon; out=$$(readlink -e .lagoon/current || echo .lagoon)/bench.jsonl; \
 	for b in curate batch learner commits sandbox snapshots tools longtail services rollout; do echo "== $$b"; \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.$$b --out $$out || exit 1; done; \

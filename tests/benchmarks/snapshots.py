@@ -5,7 +5,8 @@ python -m tests.benchmarks.snapshots [--model DIR] [--steps 1] [--out bench.json
 A policy takes real AdamW steps in float32, on tokens drawn at random, and is published in the precision given. Three
 kinds of change: `sft` (learning rate 2e-5) and `rl` (1e-6) move all weights, `lora` the query and value projections of
 every second layer by a product of rank 8. The reader holds the version before. The store is a local folder, so seconds
-are those of the processor and the disk; over a network the bytes count. Without --model the policy is the demo's size.
+are those of the processor and the disk; over a network the bytes count. Without --model the policies are one of the
+demo's size, and SmolLM2-135M in bfloat16 (`make smollm2`), which takes two minutes and 3.3 GB of memory.
 """
 
 import argparse
@@ -21,9 +22,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from infra.stack.policy import check_packages, prepare_policy
 from infra.weight_delta import diff
 from infra.weights import WeightStore, describe, fingerprint_file
 from schemas.messages import Manifest
+from schemas.settings import load
 from tests.benchmarks.lines import keep
 from tests.policies import write_policy
 from trainers.policy import export, load_policy
@@ -114,6 +117,28 @@ def _unchanged(old: Path, new: Path) -> float:
     return equal / sum(tensor.numel() for tensor in before.values())
 
 
+def policies(scratch: Path) -> dict[str, tuple[Path, tuple[str, ...]]]:
+    """Folder and precisions of each policy that is measured by default.
+
+    Raises:
+        SettingsError: SmolLM2 is not installed.
+    """
+    smollm2 = load(overrides=["--policy.name=smollm2"])
+    check_packages(smollm2)
+    tiny = write_policy(scratch / "policy", hidden=128, layers=4, mlp=384)
+    return {"tiny": (tiny, ("bf16", "fp32")), "SmolLM2-135M": (prepare_policy(smollm2, print), ("bf16",))}
+
+
+def report(name: str, kind: str, precision: str, found: Mapping[str, float], out: Path | None) -> None:
+    """A line of the table, and one of `out`."""
+    ratio = found["delta_bytes"] / found["full_bytes"]
+    ways = [f"{found[f'full_{step}_s']:10.2f} / {found[f'delta_{step}_s']:.2f}" for step in ("publish", "fetch")]
+    shown = f"{found['unchanged']:10.4f} {ratio:11.4f} {found['full_bytes'] / 1e6:11.2f}"
+    print(f"{name:13} {kind:8} {precision:9} {shown} {found['diff_s']:7.2f}", *ways, flush=True)
+    line = {"name": f"snapshots {name} {kind} {precision}", "value": found["delta_bytes"], "unit": "bytes"}
+    keep(out, {**line, "reference": found["full_bytes"], "ratio": round(ratio, 4), **found})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path)
@@ -122,20 +147,15 @@ def main() -> None:
     options = parser.parse_args()
     changes = {kind: lambda model, rate=rate: train(model, rate, options.steps) for kind, rate in RATES.items()}
     with tempfile.TemporaryDirectory() as scratch:
-        source = options.model or write_policy(Path(scratch) / "policy", hidden=128, layers=4, mlp=384)
-        print("change   precision  unchanged  delta/full     full MB  diff s  publish s full/delta  fetch s full/delta")
-        for kind, change in (changes | {"lora": adapt}).items():
-            for precision, dtype in DTYPES.items() if not options.model else [("bf16", torch.bfloat16)]:
-                found = measure(source, dtype, change, root := Path(scratch) / "case")
-                shutil.rmtree(root)
-                ratio = found["delta_bytes"] / found["full_bytes"]
-                ways = [
-                    f"{found[f'full_{step}_s']:10.2f} / {found[f'delta_{step}_s']:.2f}" for step in ("publish", "fetch")
-                ]
-                shown = f"{found['unchanged']:10.4f} {ratio:11.4f} {found['full_bytes'] / 1e6:11.2f}"
-                print(f"{kind:8} {precision:9} {shown} {found['diff_s']:7.2f}", *ways, flush=True)
-                line = {"name": f"snapshots {kind} {precision}", "value": found["delta_bytes"], "unit": "bytes"}
-                keep(options.out, line | {"reference": found["full_bytes"], "ratio": round(ratio, 4)})
+        chosen = {"given": (options.model, ("bf16",))} if options.model else policies(Path(scratch))
+        columns = "unchanged  delta/full     full MB  diff s  publish s full/delta  fetch s full/delta"
+        print(f"policy        change   precision  {columns}")
+        for name, (source, precisions) in chosen.items():
+            for kind, change in (changes | {"lora": adapt}).items():
+                for precision in precisions:
+                    found = measure(source, DTYPES[precision], change, root := Path(scratch) / "case")
+                    shutil.rmtree(root)
+                    report(name, kind, precision, found, options.out)
 
 
 if __name__ == "__main__":
