@@ -42,11 +42,11 @@ class Running:
     url: str
     policies: Policies
 
-    def engine(self) -> VllmEngine:
-        """An engine that takes the server over and serves version 1."""
+    def engine(self, folder: Path | None = None, version: int = 1) -> VllmEngine:
+        """An engine that takes the server over and serves `version`, of the policies or in `folder`."""
         return VllmEngine(
-            self.policies.folders[1],
-            1,
+            folder or self.policies.folders[version],
+            version,
             settings=Vllm(url=self.url, start_timeout_s=START_S),
             log=Path("unused"),
             max_tokens=MAX_TOKENS,

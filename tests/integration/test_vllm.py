@@ -3,19 +3,26 @@
 import asyncio
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any, cast
 
 import pytest
 
 from inference.engines.base import EngineError, Generation
+from inference.engines.torch_engine import TorchEngine
 from inference.engines.vllm.client import Client
 from inference.engines.vllm.engine import VllmEngine
 from inference.serving import prove
+from infra.weights import WeightStore
 from schemas.errors import WeightStoreError
 from schemas.messages import Probe
+from schemas.settings import Settings
 from schemas.trajectory import WeightVersionSpan
+from tests.odd_answers import publish
 from tests.rollout_fakes import manifest
+from tests.unit.test_evaluator import Setup
 from tests.vllm_server import MAX_TOKENS, TOLERANCE, Running, errors, needs_vllm, prompt, running, say
 
 pytestmark = [pytest.mark.slow, needs_vllm, pytest.mark.timeout(900)]
@@ -189,6 +196,32 @@ def test_a_cancelled_request_is_aborted_in_the_server(server: Running) -> None:
         assert not math.isnan(sum(generation.logprobs))
 
     _with(server, run)
+
+
+def test_a_greedy_evaluation_gives_the_scores_of_the_torch_engine_side_by_side(server: Running, tmp_path: Path) -> None:
+    store = WeightStore(str(tmp_path / "store"))
+    settings = Settings.model_validate(
+        {
+            "families": [{"name": "odd", "environment": "tests.odd_answers:build", "num_tasks": 60}],
+            "evaluator": {"temperature": 0, "samples_per_family": 12, "full_samples_per_family": 12, "full_every": 1},
+            "rollout": {"max_tokens": MAX_TOKENS, "max_turn_tokens": 60},
+        }
+    )
+    torch_engine = partial(TorchEngine, max_sessions=12, max_tokens=MAX_TOKENS)
+    setup = Setup(tmp_path, cast(Any, store), light=server.engine, full=torch_engine, settings=settings)
+
+    async def run() -> None:
+        for version in (1, 2):
+            publish(store, tmp_path / f"v{version}", version)
+            await asyncio.gather(*(setup.evaluator.run(job) for job in setup.due()))
+        await setup.close()
+
+    asyncio.run(run())
+    assert sorted(key for topic, key, _ in setup.sent if topic == "evals") == ["1/full", "1/light", "2/full", "2/light"]
+    scores = {(r.kind, r.end_version): (r.score, r.num_scored, r.num_tokens) for r in setup.results}
+    assert [scores["light", v] for v in (1, 2)] == [scores["full", v] for v in (1, 2)]
+    assert scores["light", 1] != scores["light", 2]
+    assert all(0 < (score or 0) < 1 and num_scored == 12 for score, num_scored, _ in scores.values())
 
 
 def _logits(model, ids: list[int]):  # type: ignore[no-untyped-def]

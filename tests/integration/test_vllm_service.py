@@ -11,6 +11,7 @@ import pytest
 from inference.outbox import Outbox
 from schemas.names import ErrorKind, Status
 from schemas.settings import Kafka, Settings
+from tests.integration.test_hung_evaluator import evaluating
 from tests.rollout_process import (
     GROUP_SIZE,
     INSTANCE,
@@ -64,6 +65,22 @@ def test_a_killed_service_takes_its_server_along(tmp_path: Path, kafka: Kafka, s
     until(lambda: not [pid for pid in everything if _command(pid)], None)
 
 
+def test_a_killed_evaluator_takes_the_servers_of_both_kinds_along(tmp_path: Path, kafka: Kafka) -> None:
+    values = prepare_rollouts(tmp_path, kafka).model_dump()
+    values["evaluator"] |= {"engine": "vllm", "full_every": 1}
+    values["families"] = [{"name": "add", "num_tasks": 10}]
+    saved = tmp_path / "settings.json"
+    Settings.model_validate(values).save(saved)
+    with evaluating(saved, tmp_path) as evaluator:
+        until(lambda: len(_servers_below(evaluator.pid)) == 2, None)
+        everything = _descendants(evaluator.pid)
+        ports = {_command(pid).partition(b"--port\0")[2].partition(b"\0")[0] for pid in everything}
+        assert len(ports - {b""}) == 2
+        evaluator.kill()
+        evaluator.wait(10)
+        until(lambda: not [pid for pid in everything if _command(pid)], None)
+
+
 def _on_vllm(settings: Settings) -> Settings:
     values = settings.model_dump()
     values["rollout"]["engine"], values["rollout"]["episode_timeout_s"] = "vllm", 120
@@ -72,11 +89,14 @@ def _on_vllm(settings: Settings) -> Settings:
 
 
 def _server_of(service: Service) -> int:
-    """Process id of the vLLM API server: the child of the guard, which is a child of the service."""
-    (server,) = [
-        p for guard in _children(service.process.pid) for p in _children(guard) if b"api_server" in _command(p)
-    ]
+    """Process id of its vLLM API server."""
+    (server,) = _servers_below(service.process.pid)
     return server
+
+
+def _servers_below(pid: int) -> list[int]:
+    """Process ids of the vLLM API servers of process `pid`: children of their guards, which are its children."""
+    return [p for guard in _children(pid) for p in _children(guard) if b"api_server" in _command(p)]
 
 
 def _descendants(pid: int) -> list[int]:

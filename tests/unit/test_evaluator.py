@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,15 +12,16 @@ from flows.connectors.items import Raw
 from flows.steps.records import to_rows
 from inference.earlier import in_lake
 from inference.engines.base import Generation
+from inference.engines.vllm.engine import VllmEngine
 from inference.eval_plan import Job, Kind
 from inference.evaluator import Evaluator, Training
 from inference.returning import Returning
-from inference.serving import Server
+from inference.serving import MakeEngine, Server
 from inference.tokenizer import make_tokenizer
 from infra.lake import Lake
 from schemas.errors import SettingsError
 from schemas.messages import Directive, EvalResult, Message
-from schemas.settings import Settings, load
+from schemas.settings import Settings, Vllm, load
 from schemas.trajectory import from_batch
 from schemas.wire import decode
 from tests.rollout_fakes import FakeEngine, FakeProducer, FakeStore
@@ -85,19 +87,20 @@ class Setup:
         self,
         folder: Path,
         store: FakeStore,
-        light: type[FakeEngine] = FakeEngine,
-        full: type[FakeEngine] = FakeEngine,
+        light: MakeEngine = FakeEngine,
+        full: MakeEngine = FakeEngine,
         settings: Settings = SETTINGS,
         training: Training | None = None,
     ) -> None:
         self.sent: list[tuple[str, str, Message]] = []
         self.board, self.meter = Board(), Meter()
+        self._servers: dict[Kind, Server] = {
+            "light": Server(store, light, folder / "light", "fp32"),
+            "full": Server(store, full, folder / "full", "fp32"),
+        }
         self.evaluator = Evaluator(
             settings,
-            {
-                "light": Server(store, light, folder / "light", "fp32"),
-                "full": Server(store, full, folder / "full", "fp32"),
-            },
+            self._servers,
             self._publish,
             self.board,
             self.meter,
@@ -116,6 +119,10 @@ class Setup:
     async def judge(self) -> EvalResult:
         """The light evaluation that is due."""
         return await self.evaluator.run(self.due()[0])
+
+    async def close(self) -> None:
+        for server in self._servers.values():
+            await server.close()
 
     def due(self, *running: Kind) -> list[Job]:
         return self.evaluator.next_jobs(self.store.versions(), running)
@@ -180,6 +187,29 @@ def test_a_full_evaluation_that_fails_is_a_row_and_due_again_with_the_next_windo
     assert setup.due() == []
     store.published[50] = PROBE
     assert setup.due() == [Job(50, "light"), Job(50, "full")]
+
+
+def test_a_vllm_server_that_does_not_come_up_is_the_reason_in_each_row_and_costs_the_other_kind_nothing(
+    tmp_path: Path,
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho no memory left >&2\nexit 3\n")
+    python.chmod(0o755)
+    log = tmp_path / "vllm.log"
+    engine = partial(VllmEngine, settings=Vllm(python=str(python)), log=log, max_tokens=200, threads=1)
+    setup = Setup(tmp_path, Store({}), light=engine)
+
+    async def run() -> None:
+        for version in (25, 50):
+            setup.store.published[version] = PROBE
+            await asyncio.gather(*(setup.evaluator.run(job) for job in setup.due()))
+
+    asyncio.run(run())
+    expected = f"not evaluated: the vLLM server ended; {log} says at its end: no memory left"
+    rows = {(r.requested_version, r.kind): r.reason for r in setup.results}
+    assert rows.pop((25, "skipped")) == expected
+    assert str(rows.pop((50, "skipped"))).startswith(expected)  # tried again
+    assert rows == {(25, "full"): None, (50, "full"): None}
 
 
 def test_a_full_result_that_comes_late_stands_at_its_version_and_latest_stays(tmp_path: Path) -> None:
