@@ -39,13 +39,15 @@ class Candidate(NamedTuple):
 def choose(found: Sequence[Candidate], std: float, typical: float, left: float, num_branches: int) -> list[Candidate]:
     """Those of `found` that are forked, the most worth first, while their cost is within `left` tokens.
 
-    A turn is worth std x surprise: where its group's outcomes differ, and where the policy was not sure. It has to be
-    worth as much as the mean of all turns seen so far, `typical`, so that a budget is kept for those that matter.
+    A turn is worth std x surprise: where its group's outcomes differ, and where the policy was not sure. Unless all of
+    the group's turns can be paid for, it has to be worth as much as the mean of all turns seen so far, `typical`, so
+    that a budget is kept for those that matter.
     """
     chosen: list[Candidate] = []
+    least = typical * (1 - 1e-9) if num_branches * sum(c.cost for c in found) > left else 0.0
     for candidate in sorted(found, key=lambda c: -c.surprise):
         worth, cost = std * candidate.surprise, num_branches * candidate.cost
-        if worth > 0 and worth >= typical * (1 - 1e-9) and cost <= left:
+        if worth > 0 and worth >= least and cost <= left:
             chosen.append(candidate)
             left -= cost
     return chosen

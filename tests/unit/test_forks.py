@@ -16,7 +16,7 @@ from schemas.trajectory import Trajectory, Turn, WeightVersionSpan
 from tests.samples import group, message, trajectory, uid, weights
 from tests.unit.curation import SETTINGS, Curation
 
-BUDGET = 4.0
+BUDGET = 2.0
 
 
 def curation(budget: float = BUDGET, branches: int = 2) -> Curation:
@@ -52,6 +52,12 @@ def test_the_dearest_turns_are_taken_while_their_cost_is_within_what_is_left() -
     assert choose(found, std=0.5, typical=0.25, left=28, num_branches=2) == [found[1], found[3]]
     assert choose(found, std=0.5, typical=0.25, left=36, num_branches=2) == [found[1], found[3], found[2]]
     assert choose(found, std=0.5, typical=0.0, left=1000, num_branches=2) == [found[1], found[3], found[2], found[0]]
+
+
+def test_a_budget_that_pays_for_all_turns_of_a_group_forks_the_ordinary_ones_too() -> None:
+    found = [Candidate(0, 0, 0.1, 10), Candidate(0, 1, 0.9, 6)]  # 2 branches each: 32; 0.1 x 0.5 is below the typical
+    assert choose(found, std=0.5, typical=0.25, left=32, num_branches=2) == [found[1], found[0]]
+    assert choose(found, std=0.5, typical=0.25, left=31, num_branches=2) == [found[1]]
 
 
 def test_a_group_without_variance_and_a_turn_without_a_doubt_are_worth_nothing() -> None:
@@ -90,7 +96,7 @@ def test_turns_that_do_not_follow_one_another_are_not_forked(spans: list[tuple[i
 def test_the_unsure_turn_is_forked_with_what_was_before_it_and_its_parent_says_so() -> None:
     found = curation()
     found.feed(message(two_turns("a", [1.0, 0.0, 0.0, 0.0]), 0))
-    # worth: std x 0.105 and std x 0.693, the mean lies between; 4 members, one token each, twice: 8 of 4.0 x 12
+    # worth: std x 0.105 and std x 0.693, the mean lies between; all would cost 32, more than 2.0 x 12; these cost 8
     assert [f.branch.turn for f in found.forks] == [1] * 4
     first = found.forks[0]
     assert (first.branch.parent_id, first.branch.group_id) == (uid("trajectory", "a", 0), uid("group", "a"))
