@@ -56,6 +56,42 @@ def build_babble(family: str, index: int, seed: int, options: Mapping[str, Any])
     return Babble(int(options["decisive"]))
 
 
+class Numbers(Environment):
+    """A road for a policy that answers with numbers: at each of `TURNS` crossings it is asked for one of two.
+
+    An even one goes left, and who goes left at the decisive crossing arrives. The numbers of the first crossing are the
+    task's, those of later ones come from the seed.
+    """
+
+    def __init__(self, decisive: int, index: int) -> None:
+        self.decisive, self.numbers, self.first = decisive, list[str](), random.Random(f"numbers/{index}")
+        self.tools = {"go": Tool(self._go)}
+
+    def reset(self, seed: int) -> list[Message]:
+        self.rng = random.Random(seed)
+        return [{"role": "user", "content": _asked(self.first)}]
+
+    def parse(self, action: str) -> Sequence[Call | Malformed]:
+        return [Call("go", {"number": action}, action)] if len(self.numbers) < TURNS - 1 else []
+
+    async def _go(self, arguments: dict[str, Any]) -> str:
+        self.numbers.append(arguments["number"])
+        return _asked(self.rng)
+
+    async def score(self, answer: str) -> Score:
+        number = [*self.numbers, answer][self.decisive]
+        return Score(float(number[-1:] in set("02468")))
+
+
+def build_numbers(family: str, index: int, seed: int, options: Mapping[str, Any]) -> Environment:
+    """Road `index` of numbers, whose crossing `decisive` counts."""
+    return Numbers(int(options["decisive"]), index)
+
+
+def _asked(rng: random.Random) -> str:
+    return "larger of {} and {}".format(*rng.sample(range(10, 100), 2))
+
+
 class Coin:
     """An engine whose policy goes left or right with equal probability, by the seed of the request."""
 

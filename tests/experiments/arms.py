@@ -14,6 +14,9 @@ from schemas.settings import Settings
 QUICK_UPDATES = 8
 """Of every run in the quick form."""
 
+GROUPS = 8
+"""Groups that are sampled for an update."""
+
 BASE = Path(__file__).with_name("base.toml")
 
 
@@ -28,6 +31,8 @@ class Arm:
         burst: Updates that one supply of samples has to last for; the supply is as many times larger.
         flipped: Part of the updates, as shares of them, in which every reward is 1 - reward: the bad stretch.
         steered: Whether the evaluator's directives are obeyed.
+        groups: Groups that are sampled for an update.
+        mini_batches: Optimizer steps of an update, each on a batch of what was sampled for it.
     """
 
     name: str
@@ -36,6 +41,8 @@ class Arm:
     burst: int = 1
     flipped: tuple[float, float] = (0.0, 0.0)
     steered: bool = False
+    groups: int = GROUPS
+    mini_batches: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +54,12 @@ class Experiment:
         question: In one sentence.
         arms: The first is what the others are compared with, seed by seed.
         settings: Of all arms, beside `base.toml`.
-        updates: Optimizer steps of a run in full form.
+        updates: Weight versions that a run in full form makes.
         score_every: Updates between evaluations.
         shown: Figures beside the score that the table has, of the end of the run.
+        scored: What is evaluated, in settings beside `base.toml`; its families by default.
+        marked: Part of a run after which the score is shown too, as a share of it.
+        by_samples: A run is as long as its samples are worth, branches among them: an update for every GROUPS groups.
     """
 
     name: str
@@ -59,6 +69,9 @@ class Experiment:
     updates: int = 48
     score_every: int = 12
     shown: Sequence[str] = ()
+    scored: Mapping[str, Any] = field(default_factory=dict)
+    marked: float = 0.0
+    by_samples: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +99,11 @@ class Plan:
         """A hash of all that is set for a run: another one is another run. Defaults belong to the code."""
         of_arm = {"lag": self.arm.lag, "burst": self.arm.burst, "flipped": self.arm.flipped}
         of_run = {"steered": self.arm.steered, "updates": self.updates, "every": self.experiment.score_every}
+        more = {"groups": self.arm.groups, "mini_batches": self.arm.mini_batches}
+        more |= {"scored": self.experiment.scored, "by_samples": self.experiment.by_samples}
+        plain = {"groups": GROUPS, "mini_batches": 1, "scored": {}, "by_samples": False}
         whole = self.settings.model_dump(mode="json", exclude_defaults=True) | of_arm | of_run
+        whole |= {name: value for name, value in more.items() if value != plain[name]}
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -13,9 +13,9 @@ from flows.steps.difficulty import Posterior
 from flows.steps.draw import Deal, Difficulty, draw
 from flows.steps.ledger import Rows
 from flows.steps.shard import Shard
-from schemas.ids import group_id, shard_of, task_id
-from schemas.messages import Directive, Task, WeightSummary
-from schemas.names import NUM_SHARDS, Event
+from schemas.ids import shard_of
+from schemas.messages import Directive, Fork, Task, WeightSummary
+from schemas.names import NUM_SHARDS, Event, Origin
 from schemas.settings import Settings
 from schemas.tables import EXPERIENCE, LEDGER
 from schemas.trajectory import Trajectory, to_batch
@@ -26,11 +26,12 @@ EPOCH_MS = 1_790_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Curated:
-    """Rows of `experience`, the ids of what has left the buffer, and all decisions counted by event."""
+    """Rows of `experience`, ids of what has left the buffer, decisions counted by event, forks that are asked for."""
 
     rows: pa.Table
     gone: list[str]
     events: Counter[str]
+    forks: list[Fork]
 
 
 class NoLog:
@@ -61,11 +62,13 @@ class Curation:
         by_shard: dict[int, list[Trajectory]] = defaultdict(list)
         for member in members:
             by_shard[shard_of(member.task_id)].append(member)
-        rows, gone, events = [EXPERIENCE.schema.empty_table()], list[str](), Counter[str]()
+        rows, gone, events, forks = [EXPERIENCE.schema.empty_table()], list[str](), Counter[str](), list[Fork]()
         for number, shard in enumerate(self._shards):
             chunk = self._chunk(number, by_shard[number], version, orders)
             for item in shard.curate(chunk):
-                if not isinstance(item, Rows):
+                if isinstance(item, Fork):
+                    forks.append(item)
+                elif not isinstance(item, Rows):
                     self.posteriors |= {
                         p.task_id: Posterior(p.alpha, p.beta, p.weight_version) for p in item.posteriors
                     }
@@ -75,7 +78,26 @@ class Curation:
                     told = item.batch.select(["event", "trajectory_id"]).to_pylist()
                     events.update(row["event"] for row in told)
                     gone += [row["trajectory_id"] for row in told if row["event"] in {Event.EVICTED, Event.EXPIRED}]
-        return Curated(pa.concat_tables(rows), gone, events)
+        return Curated(pa.concat_tables(rows), gone, events, forks)
+
+    def branches(self, forks: Sequence[Fork], version: int) -> list[Task]:
+        """The groups that `forks` ask for."""
+        families = {family.name: family for family in self._settings.families}
+        return [
+            Task.of(
+                families[fork.family],
+                fork.index,
+                draw=0,
+                group_id=fork.group_id,
+                group_size=fork.num_branches,
+                seed=self._settings.run.seed,
+                origin=Origin.COUNTERFACTUAL,
+                branch=fork.branch,
+                dispatched_at=flow_time(version),
+                lease_until=flow_time(version),
+            )
+            for fork in forks
+        ]
 
     def _task(self, version: int, family_weights: Mapping[str, float], busy: Mapping[str, Task]) -> Task:
         settings, number = self._settings, self._num_draws
@@ -83,17 +105,13 @@ class Curation:
         difficulty = Difficulty(self.posteriors, version, settings.curate)
         deal = Deal(family_weights, settings.dispatch.exploration)
         family, index, _ = draw(settings.run.seed, number, settings.families, difficulty, deal, busy=busy)
-        name = task_id(family.name, index)
-        return Task(
-            group_id=group_id(f"experiment-{settings.run.seed}", name, number),
-            group_size=settings.loop.group_size,
-            task_id=name,
-            family=family.name,
-            index=index,
-            environment=family.environment,
-            options=family.options,
-            seed=settings.run.seed,
+        return Task.of(
+            family,
+            index,
             draw=number,
+            run=f"experiment-{settings.run.seed}",
+            group_size=settings.loop.group_size,
+            seed=settings.run.seed,
             dispatched_at=flow_time(version),
             lease_until=flow_time(version),
         )

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import pyarrow as pa
@@ -38,13 +39,13 @@ class Findings:
         runs = (curves[SCORE][1:] for curves in self.curves.get(arm, {}).values())
         return mean([sum(value for _, value in run) / len(run) for run in runs])
 
-    def curve(self, arm: str, metric: str = SCORE) -> list[tuple[int, Mean]]:
-        """Means over seeds by the number of samples."""
-        found: dict[int, list[float]] = defaultdict(list)
-        for curves in self.curves.get(arm, {}).values():
-            for samples, value in curves.get(metric, ()):
-                found[samples].append(value)
-        return [(samples, mean(values)) for samples, values in sorted(found.items())]
+    def curve(self, arm: str, metric: str = SCORE) -> list[tuple[float, Mean]]:
+        """Means over seeds, evaluation by evaluation, by the mean number of samples."""
+        runs = [curves[metric] for curves in self.curves.get(arm, {}).values() if metric in curves]
+        return [
+            (fmean(samples for samples, _ in points), mean([value for _, value in points]))
+            for points in zip(*runs, strict=False)
+        ]
 
     @property
     def num_runs(self) -> int:

@@ -17,15 +17,12 @@ from schemas.messages import Directive, EvalResult
 from schemas.names import OUTCOMES, Event
 from schemas.trajectory import Trajectory
 from tests.experiments.actors import Actors, judged
-from tests.experiments.arms import Plan, settings_of
+from tests.experiments.arms import GROUPS, Plan, settings_of
 from tests.experiments.curation import Curation, flow_time
 from tests.experiments.learner import Learner
 from tests.experiments.results import Measure
 from trainers.metrics import StepMetrics
 from trainers.ranks import Ranks
-
-GROUPS = 8
-"""Groups that are sampled for an update."""
 
 
 @dataclass(slots=True)
@@ -48,45 +45,57 @@ class Run:
         self._steering = Steering(self._settings)
         self._family_weights: dict[str, float] = {}
         self._for_curation: list[Directive] = []
-        self._since, self._samples, self._wall_s = Since(), 0, 0.0
+        self._since, self._samples, self._branches, self._wall_s = Since(), 0, 0, 0.0
+        self._rates, self._num_falls = list[float](), 0
 
     async def run(self) -> list[Measure]:
         """Train to the end; returns what was measured on the way."""
-        plan = self._plan
-        await self._evaluate(0)
-        for number in range(plan.updates):
+        plan, number, due = self._plan, 0, 0
+        while (done := self._done(number)) < plan.updates:
+            if done >= due:
+                await self._evaluate(number)
+                due += plan.experiment.score_every
             began = time.perf_counter()
             await self._supply(number)
-            if (metrics := self._learner.update()) is not None:
-                self._since.steps.append(metrics)
+            self._since.steps += self._learner.update(plan.arm.mini_batches)
+            self._rates.append(self._learner.orders.learning_rate_scale)
             self._wall_s += time.perf_counter() - began
-            step = number + 1
-            if step % plan.experiment.score_every == 0 or step == plan.updates:
-                await self._evaluate(step)
+            number += 1
+        await self._evaluate(number, last=True)
         await self._actors.close()
         self._learner.close()
         return self.measures
 
+    def _done(self, number: int) -> int:
+        """How much of the plan's updates the first `number` are worth."""
+        a_worth = GROUPS * self._settings.loop.group_size
+        return self._samples // a_worth if self._plan.experiment.by_samples else number
+
     async def _supply(self, number: int) -> None:
         """Groups enough for the updates until the next supply, sampled by weights as old as the arm says."""
         arm, loop, version = self._plan.arm, self._settings.loop, self._learner.version
-        groups = GROUPS * arm.burst if number % arm.burst == 0 else 0
+        groups = arm.groups * arm.burst if number % arm.burst == 0 else 0
         tasks = self._curation.tasks(groups, version, self._family_weights)
         served = max(version - arm.lag, 1)
         members = await self._actors.play(tasks, served, self._learner.weights(served))
-        first, end = (share * self._plan.updates for share in arm.flipped)
+        first, end = (round(share * self._plan.updates) for share in arm.flipped)
         if first <= number < end:
             members = [flipped(member) for member in members]
         curated = self._curation.curate(members, version, self._for_curation)
         self._for_curation.clear()
+        if curated.forks:
+            branches = self._curation.branches(curated.forks, version)
+            came = await self._actors.play(branches, served, self._learner.weights(served))
+            self._learner.take_in(self._curation.curate(came, version, ()))
+            self._branches += len(came)
+            self._samples += len(came)
         self._learner.take_in(curated)
         self._since.events += curated.events
         self._samples += groups * loop.group_size
 
-    async def _evaluate(self, step: int) -> None:
-        held_out, version = settings_of(self._settings.run.seed), self._learner.version
+    async def _evaluate(self, step: int, last: bool = False) -> None:
+        held_out, version = settings_of(self._settings.run.seed, self._plan.experiment.scored), self._learner.version
         evaluator = self._settings.evaluator
-        last = step == self._plan.updates
         samples = evaluator.full_samples_per_family if last else evaluator.samples_per_family
         tasks = held_out_tasks(held_out, samples, datetime.now(UTC))
         episodes = await self._actors.play(tasks, version, self._learner.weights(version))
@@ -99,23 +108,32 @@ class Run:
     def _follow(self, order: Order) -> None:
         directive = directive_of(order, self._learner.version)
         self._family_weights = directive.family_weights or self._family_weights
+        self._num_falls += (directive.learning_rate_scale or 1.0) < 1
         self._learner.obey(directive)
         self._for_curation.append(directive)
 
     def _note(self, step: int, result: EvalResult, episodes: Sequence[Trajectory]) -> None:
-        since, self._since = self._since, Since()
+        since, self._since, experiment = self._since, Since(), self._plan.experiment
         outcomes = sum(since.events[event] for event in OUTCOMES)
         found = {
             "score": result.score or 0.0,
             "turns": fmean(len(episode.turns) for episode in episodes),
             "process_reward": fmean(sum(turn.reward for turn in episode.turns) for episode in episodes),
-            "learning_rate_scale": self._learner.orders.learning_rate_scale,
+            "learning_rate_scale": fmean(self._rates or [1.0]),
+            "falls_answered": float(self._num_falls),
+            "updates": float(step),
+            "branches": float(self._branches),
         }
+        if experiment.marked and 0 <= step - round(experiment.marked * self._plan.updates) < experiment.score_every:
+            found["score_at_mark"] = found["score"]
+        if self._learner.decisive:
+            found["credit_of_decisive_turn"] = fmean(self._learner.decisive)
         if outcomes:
             found["admitted_ratio"] = since.events[Event.ADMITTED] / outcomes
         if since.steps:
             found["entropy"] = fmean(s.entropy for s in since.steps)
             found["effective_sample_ratio"] = fmean(s.effective_sample_ratio for s in since.steps)
+            found["clip_ratio"] = fmean(s.clip_ratio for s in since.steps)
         self.measures += [Measure(step, self._samples, self._wall_s, name, value) for name, value in found.items()]
 
 

@@ -21,7 +21,10 @@ SIZES = {"evaluator.samples_per_family": 1, "evaluator.full_samples_per_family":
 EXPERIMENT = Experiment(
     "small",
     "Does it work?",
-    [Arm("on-policy"), Arm("stale", {"objective.name": "ppo"}, lag=1, flipped=(0.5, 1.0), steered=True)],
+    [
+        Arm("branches", {"credit.fork_budget": 0.5, "credit.fork_branches": 2}),
+        Arm("stale", {"objective.name": "ppo"}, lag=1, flipped=(0.5, 1.0), steered=True),
+    ],
     settings={**LARGER, **SIZES},
     score_every=1,
     shown=["turns"],
@@ -43,10 +46,13 @@ def test_finished_runs_are_not_run_again_and_the_report_is_drawn_from_the_lake(t
     results, wanted = Results(tmp_path), list(plans([EXPERIMENT], 1, 2))
     assert work(wanted, results, partial(policy_in, tmp_path)) == 2
     rows = results.read()
-    for arm in ("on-policy", "stale"):
+    for arm in ("branches", "stale"):
         mine = rows.filter(pc.equal(rows["arm"], arm))
         scores = mine.filter(pc.equal(mine["metric"], "score")).sort_by("step")
-        assert scores.select(["step", "samples"]).to_pylist() == [{"step": i, "samples": 64 * i} for i in range(3)]
+        branches = mine.filter(pc.equal(mine["metric"], "branches")).sort_by("step")["value"].to_pylist()
+        assert scores["step"].to_pylist() == [0, 1, 2]
+        assert scores["samples"].to_pylist() == [64 * i + branches[i] for i in range(3)]  # branches are samples too
+        assert (branches[-1] > 0) == (arm == "branches")
         assert mine.filter(pc.equal(mine["metric"], "effective_sample_ratio")).num_rows == 2, "no step was trained"
     assert work(wanted, results, partial(policy_in, tmp_path)) == 0
     assert DeltaTable(str(tmp_path / "experiments")).version() == 1  # one commit a run

@@ -1,13 +1,25 @@
 """The experiments by name. A new one is a small file here and a line in `EXPERIMENTS`."""
 
 from tests.experiments.arms import Experiment
+from tests.experiments.variants.branches import BRANCHES
 from tests.experiments.variants.eviction import EVICTION
 from tests.experiments.variants.feedback import FEEDBACK
 from tests.experiments.variants.hard_examples import HARD_EXAMPLES
+from tests.experiments.variants.mini_batches import MINI_BATCHES
 from tests.experiments.variants.process_rewards import PROCESS_REWARDS
 from tests.experiments.variants.staleness import STALENESS
 from tests.experiments.variants.turn_credit import TURN_CREDIT
 
 EXPERIMENTS: dict[str, Experiment] = {
-    e.name: e for e in (STALENESS, HARD_EXAMPLES, EVICTION, TURN_CREDIT, PROCESS_REWARDS, FEEDBACK)
+    e.name: e
+    for e in (
+        STALENESS,
+        MINI_BATCHES,
+        HARD_EXAMPLES,
+        EVICTION,
+        TURN_CREDIT,
+        BRANCHES,
+        PROCESS_REWARDS,
+        FEEDBACK,
+    )
 }

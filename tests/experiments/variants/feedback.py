@@ -2,17 +2,20 @@
 
 from tests.experiments.arms import Arm, Experiment
 
-BAD = (0.3, 0.5)
+BAD = (0.25, 7 / 12)
+"""Updates 12 to 28 of 48: a verifier that is wrong until somebody mends it."""
 
 FEEDBACK = Experiment(
     "feedback",
-    "For a fifth of the run all rewards are flipped: does the evaluator's feedback limit the damage?",
+    "For a third of the run all rewards are flipped: does the evaluator's feedback limit the damage?",
     [
         Arm("feedback off", flipped=BAD, lag=1),
         Arm("feedback on", flipped=BAD, lag=1, steered=True),
         Arm("sound data", lag=1),
+        Arm("sound data, feedback on", lag=1, steered=True),
     ],
     settings={"evaluator.samples_per_family": 40},
     score_every=4,
-    shown=["learning_rate_scale"],
+    shown=["score_at_mark", "falls_answered", "learning_rate_scale"],
+    marked=BAD[1],
 )
