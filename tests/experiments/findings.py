@@ -30,6 +30,11 @@ class Findings:
         """The mean over seeds at the end."""
         return mean(list(self.at_end(arm, metric).values()))
 
+    def mark(self, arm: str) -> Mean:
+        """The mean over seeds of the first score after the experiment's mark."""
+        runs = [curves[SCORE] for curves in self.curves.get(arm, {}).values()]
+        return mean([next(v for s, v in run if s >= round(self.experiment.marked * run[-1][0])) for run in runs])
+
     def gain(self, arm: str) -> Mean:
         """The paired difference to the first arm at the end."""
         return difference(self.at_end(arm), self.at_end(self.experiment.arms[0].name))
@@ -68,14 +73,17 @@ def table(found: Findings) -> str:
     """The experiment as a Markdown table."""
     shown: Sequence[str] = found.experiment.shown
     first = found.experiment.arms[0].name
-    head = ["arm", "seeds", "score at the end", f"against {first!r}, paired", "score on the way", *shown]
+    share = found.experiment.marked
+    marks = [f"score after {share:.0%}"] if share else []
+    head = ["arm", "seeds", "score at the end", f"against {first!r}, paired", "score on the way", *marks, *shown]
     lines = [head, ["---"] * len(head)]
     for arm in found.experiment.arms:
         if not (count := found.end(arm.name).count):
             lines.append([arm.name, "0", *["-"] * (len(head) - 2)])
             continue
         gain = "" if arm.name == first else _signed(found.gain(arm.name))
-        more = [str(found.end(arm.name, metric)) for metric in shown]
+        more = [str(found.mark(arm.name))] if share else []
+        more += [str(found.end(arm.name, metric)) for metric in shown]
         lines.append([arm.name, str(count), str(found.end(arm.name)), gain, str(found.over(arm.name)), *more])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -15,6 +15,8 @@ class Mean(NamedTuple):
     count: int
 
     def __str__(self) -> str:
+        if not self.count:
+            return "-"
         return f"{self.mean:.3f} ± {self.half:.3f}" if self.count > 1 else f"{self.mean:.3f}"
 
 

@@ -113,7 +113,7 @@ class Run:
         self._for_curation.append(directive)
 
     def _note(self, step: int, result: EvalResult, episodes: Sequence[Trajectory]) -> None:
-        since, self._since, experiment = self._since, Since(), self._plan.experiment
+        since, self._since = self._since, Since()
         outcomes = sum(since.events[event] for event in OUTCOMES)
         found = {
             "score": result.score or 0.0,
@@ -124,8 +124,6 @@ class Run:
             "updates": float(step),
             "branches": float(self._branches),
         }
-        if experiment.marked and 0 <= step - round(experiment.marked * self._plan.updates) < experiment.score_every:
-            found["score_at_mark"] = found["score"]
         if self._learner.decisive:
             found["credit_of_decisive_turn"] = fmean(self._learner.decisive)
         if outcomes:

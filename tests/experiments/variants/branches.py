@@ -29,8 +29,8 @@ BRANCHES = Experiment(
     ],
     settings=ROAD,
     scored=ROAD,
-    updates=96,
-    score_every=12,
+    updates=64,
+    score_every=8,
     shown=["credit_of_decisive_turn", "updates", "branches"],
     by_samples=True,
 )

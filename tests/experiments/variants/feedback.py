@@ -16,6 +16,6 @@ FEEDBACK = Experiment(
     ],
     settings={"evaluator.samples_per_family": 40},
     score_every=4,
-    shown=["score_at_mark", "falls_answered", "learning_rate_scale"],
+    shown=["falls_answered", "learning_rate_scale"],
     marked=BAD[1],
 )
