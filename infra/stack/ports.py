@@ -12,6 +12,8 @@ FIRST, LAST = 20_000, 30_000
 """Below the range that the kernel deals to outgoing connections: a client that keeps calling a dead server's port there
 can be connected to itself, and then holds the port."""
 
+_dealt: set[int] = set()
+
 
 def is_free(port: int) -> bool:
     """Whether a server could listen on `port` of the loopback address."""
@@ -25,14 +27,15 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago.
+    """A port that was free a moment ago; another one at each call, as a server may take a while to listen.
 
     Raises:
         StackError: none was found in a hundred draws.
     """
     for _ in range(100):
         port = random.randrange(FIRST, LAST)
-        if is_free(port):
+        if port not in _dealt and is_free(port):
+            _dealt.add(port)
             return port
     raise StackError(f"found no free port in [{FIRST}, {LAST}); close some servers on this machine")
 

@@ -67,7 +67,7 @@ def test_a_writer_and_a_tail_notice_nothing_of_maintenance_even_when_it_is_kille
     seen: Counter[str] = Counter()
     expected = {f"{n}/{s}/{b}" for n in range(NUM_WRITERS) for s in range(1, NUM_COMMITS + 1) for b in range(2)}
     deadline, kills = time.monotonic() + LIMIT_S, 0
-    while len(seen) < len(expected) and time.monotonic() < deadline:
+    while (len(seen), kills) < (len(expected), 2) and time.monotonic() < deadline:
         seen.update(name for _, rows in tail.poll() for name in rows["trajectory_id"].to_pylist())
         stream.poll(1)
         if kills < 2 and len(seen) > len(expected) * (kills + 1) / 3:
