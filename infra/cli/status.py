@@ -3,6 +3,8 @@
 import time
 from collections.abc import Sequence
 
+from rich.text import Text
+
 from infra.cli import arguments, tables
 from infra.stack.bring_up import resolve
 from infra.stack.health import Part, parts
@@ -13,14 +15,14 @@ from schemas.settings import Settings
 
 
 def run(argv: Sequence[str]) -> int:
-    """Show the state of the current run; 1 if a part is not well."""
+    """Show the state of the current run; 1 if a part is not well or stopped."""
     args, overrides = arguments.parse(arguments.parser("status", "How each part of the run is."), argv)
     settings = resolve(arguments.settings_of(args.config, overrides, must_exist=False))
     found = parts(settings, Supervisor(settings.run.data_dir).states())
     tables.show(
         tables.table(
             ("service", "state", "health", "age", "address", "reason"),
-            [(p.name, p.state, tables.verdict(p.health.ok), _age(p), p.health.address, p.health.reason) for p in found],
+            [(p.name, p.state, *told(p)) for p in found],
             f"run {settings.run.name}",
         )
     )
@@ -28,6 +30,13 @@ def run(argv: Sequence[str]) -> int:
     if has_run and any(p.name == KAFKA and p.health.ok for p in found):
         tables.show(_figures(_look(settings)))
     return 0 if all(p.health.ok for p in found) else 1
+
+
+def told(part: Part) -> tuple[str | Text, str, str, str]:
+    """Health, age, address and reason; what was stopped on purpose is no trouble."""
+    if part.is_stopped:
+        return "", _age(part), part.health.address, "`lagoon up` starts it"
+    return tables.verdict(part.health.ok), _age(part), part.health.address, part.health.reason
 
 
 def _figures(state: LoopState) -> str:

@@ -17,7 +17,7 @@ from infra.stack import programs
 from infra.stack.supervise import State
 from schemas.settings import Kafka, Settings
 
-REMOTE = "remote"
+REMOTE, STOPPED = "remote", "stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ class Part:
     state: str
     age_s: int
     health: Health
+
+    @property
+    def is_stopped(self) -> bool:
+        """Ours, and not running because nobody wants it to."""
+        return self.state == STOPPED and not self.health.ok
 
 
 def parts(settings: Settings, states: list[State]) -> list[Part]:
@@ -126,7 +131,7 @@ def get(uri: str, path: str, timeout_s: float = 2) -> tuple[int, str]:
 def _part(settings: Settings, name: str, state: State | None) -> Part:
     if state:
         return Part(name, state.name, state.age_s, check(settings, state))
-    return Part(name, "stopped" if programs.is_local(settings, name) else REMOTE, 0, _answer(settings, name))
+    return Part(name, STOPPED if programs.is_local(settings, name) else REMOTE, 0, _answer(settings, name))
 
 
 def _answer(settings: Settings, name: str) -> Health:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from rich.table import Table
 
-from infra.cli import arguments, doctor, tables
+from infra.cli import arguments, doctor, status, tables
 from infra.cli.main import COMMANDS, main
 from infra.lake import Lake
+from infra.stack.health import Health, Part
 from schemas.errors import BrokerError, SettingsError
 from schemas.settings import Settings, load
 from tests.rows import row
@@ -93,6 +94,14 @@ def test_an_answer_wider_than_the_terminal_has_a_line_a_column() -> None:
     assert isinstance(narrow, Table)
     assert isinstance(wide, str)
     assert wide.split("\n") == ["n     1", f"name  {'a' * 300}", "", "n     2", "name  b", ""]
+
+
+@pytest.mark.parametrize(
+    ("state", "ok", "health"),
+    [("stopped", False, ""), ("stopped", True, "well"), ("fatal", False, "not well"), ("remote", False, "not well")],
+)
+def test_what_was_stopped_on_purpose_is_not_called_unwell(state: str, ok: bool, health: str) -> None:
+    assert str(status.told(Part("kafka", state, 0, Health(ok)))[0]) == health
 
 
 def test_doctor_turns_an_error_into_a_finding_with_its_mend() -> None:
