@@ -152,8 +152,7 @@ def spread(values: Floats, tokens: Tokens) -> NDArray[np.float32]:
 
 def num_action_tokens(tokens: Tokens) -> Ints:
     """Action tokens [n] that have a logprob."""
-    counts = np.concatenate([[0], np.cumsum(tokens.actions())])
-    return counts[tokens.offsets[1:]] - counts[tokens.offsets[:-1]]
+    return np.diff(np.searchsorted(np.flatnonzero(tokens.actions()), tokens.offsets))
 
 
 def rank_batches(
@@ -197,21 +196,23 @@ def _micro_batch(tokens: Tokens, lines: Part, advantages: NDArray[np.float32], t
     shape, is_packed = (max(len(lines), 1), width), len(lines) < len(lengths)
     ids, mask = np.zeros(shape, np.int32), np.zeros(shape, np.bool_)
     positions = np.zeros(shape if is_packed else (0, 0), np.int64)
+    flat_ids, flat_mask, flat_positions = ids.reshape(-1), mask.reshape(-1), positions.reshape(-1)
     for place, (start, end) in zip(starts.tolist(), pairwise(bounds), strict=True):
-        span = slice(place, place + end - start)
-        ids.reshape(-1)[span] = tokens.token_ids[start:end]
-        mask.reshape(-1)[span] = actions[start:end]
+        stop = place + end - start
+        flat_ids[place:stop] = tokens.token_ids[start:end]
+        flat_mask[place:stop] = actions[start:end]
         if is_packed:
-            positions.reshape(-1)[span] = np.arange(end - start)
-    counts = np.concatenate([[0], np.cumsum(actions)])[tokens.offsets]
+            flat_positions[place:stop] = np.arange(end - start)
+    found = np.flatnonzero(actions)
+    counts = np.searchsorted(found, tokens.offsets)
     return MicroBatch(
         rows=torch.tensor([row for line in lines for row in line], dtype=torch.int64),
         token_ids=torch.from_numpy(ids),
         action_mask=torch.from_numpy(mask[:, 1:]),
-        behavior_logprobs=torch.from_numpy(tokens.behavior_logprobs[actions]),
-        advantages=torch.from_numpy(advantages[actions]),
+        behavior_logprobs=torch.from_numpy(tokens.behavior_logprobs[found]),
+        advantages=torch.from_numpy(advantages[found]),
         owners=torch.from_numpy(np.repeat(np.arange(len(lengths)), np.diff(counts))),
-        turns=torch.from_numpy(turns[actions]),
+        turns=torch.from_numpy(turns[found]),
         ends=torch.from_numpy(starts + lengths - 1),
         position_ids=torch.from_numpy(positions) if is_packed else None,
     )

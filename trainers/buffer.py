@@ -80,7 +80,7 @@ class LiveBuffer:
         """
         names = ("trajectory_id", "group_id", "min_weight_version", "version_bucket")
         columns = [chunk.rows.column(name).to_pylist() for name in names]
-        lengths, back = chunk.tokens.lengths.tolist(), bool(len(uses))
+        lengths, back, come = chunk.tokens.lengths.tolist(), bool(len(uses)), list[int]()
         self._make_groups(columns[1], chunk)
         for index, (name, group, version, bucket) in enumerate(zip(*columns, strict=True)):
             if name in self._live:
@@ -89,9 +89,11 @@ class LiveBuffer:
             row = Live(name, group, version, bucket, delta_version, chunk, index, lengths[index], self._arrivals, used)
             self._arrivals += 1
             self._live[name] = row
-            self._groups[group].rows.append(row)
-            if not back:
-                self.fairness.note_come(self._groups[group].length)
+            siblings = self._groups[group]
+            siblings.rows.append(row)
+            come.append(siblings.length)
+        if not back:
+            self.fairness.note_come(Counter(come))
         for group in set(columns[1]):
             self._groups[group].rows.sort(key=attrgetter("min_weight_version", "arrival"))  # the oldest expire first
             if not self._groups[group].rows:
@@ -189,6 +191,8 @@ class _Draw:
         """Take `count` more rows of `age`, of groups that are `wanted`, else of any; returns how many there were."""
         left = max(count, 0)
         for group in self.ages[age]:
+            if not left:
+                break
             before = self._taken.get(group.group_id, 0)
             more = min(left, len(group.rows) - before)
             if more > 0 and (wanted is None or wanted(group)):
@@ -211,9 +215,11 @@ class _Draw:
                 if group.group_id not in self._taken:
                     first = first_of[group.length] = self._rings[group.group_id]
             for group in groups:
+                if not (taken := self._taken.get(group.group_id, 0)):
+                    continue
                 until = first if (age, group.length) in self._open else first_of.get(group.length, math.inf)
                 probability = group.probability(until, self._exponent)
-                for row in islice(group.rows, self._taken.get(group.group_id, 0)):
+                for row in islice(group.rows, taken):
                     yield Pick(row, probability)
 
     def _order(self, group: Siblings) -> tuple[float, int]:

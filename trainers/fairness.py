@@ -67,9 +67,10 @@ class Fairness:
     come: dict[int, float] = field(default_factory=dict)
     trained: dict[int, float] = field(default_factory=dict)
 
-    def note_come(self, length: int) -> None:
-        """A trajectory of this length class may be trained on from now on."""
-        self.come[length] = self.come.get(length, 0.0) + 1
+    def note_come(self, counts: Mapping[int, int]) -> None:
+        """These trajectories by length class may be trained on from now on."""
+        for length, count in counts.items():
+            self.come[length] = self.come.get(length, 0.0) + count
 
     def note_trained(self, counts: Mapping[int, int]) -> None:
         """A batch with these trajectories by length class is trained on."""

@@ -53,8 +53,8 @@ class Siblings:
 
     @property
     def bucket(self) -> int:
-        """The version bucket that the group is drawn from."""
-        return max(row.bucket for row in self.rows)
+        """The version bucket that the group is drawn from; `rows` lie by version, the newest last."""
+        return self.rows[-1].bucket
 
     def weight(self, exponent: float) -> float:
         """How likely the group is drawn, relative to others: (priority + FLOOR)^exponent."""

@@ -30,8 +30,7 @@ def test_a_length_is_owed_its_share_of_what_was_trained_less_what_it_had() -> No
 
 def test_counts_fade_from_batch_to_batch() -> None:
     fairness = Fairness()
-    for _ in range(10):
-        fairness.note_come(2)
+    fairness.note_come({2: 10})
     fairness.note_trained({2: 4})
     fairness.note_trained({3: 5})
     assert fairness.come == pytest.approx({2: 10 * MEMORY**2, 3: 0.0})
