@@ -10,6 +10,7 @@ from deltalake import DeltaTable
 
 from inference import demonstrate
 from tests.experiments.arms import Arm, Experiment, plans, settings_of
+from tests.experiments.findings import Findings
 from tests.experiments.intervals import difference, mean
 from tests.experiments.report import report
 from tests.experiments.results import Results
@@ -74,6 +75,18 @@ def test_an_interval_over_seeds_is_students() -> None:
     assert found == pytest.approx((0.2, 0.2484, 3), abs=1e-4)
     paired = difference({0: 0.5, 1: 0.9, 2: 0.7}, {0: 0.4, 1: 0.8, 3: 0.0})  # seeds 0 and 1 have both
     assert paired == pytest.approx((0.1, 0.0, 2))
+
+
+def test_runs_whose_samples_differ_are_compared_evaluation_by_evaluation() -> None:
+    curves = [[(0, 0.1), (100, 0.2), (200, 0.3)], [(0, 0.1), (140, 0.4), (240, 0.5)]]
+    marked = Experiment("marked", "?", [Arm("a")], marked=0.25)
+    found = Findings(marked, {"a": {seed: {"score": points} for seed, points in enumerate(curves)}})
+    assert [(samples, score.mean) for samples, score in found.curve("a")] == [
+        (0, pytest.approx(0.1)),
+        (120, pytest.approx(0.3)),
+        (220, pytest.approx(0.4)),
+    ]
+    assert found.mark("a").mean == pytest.approx(0.3)  # a quarter is 50 and 60 samples: 0.2 and 0.4
 
 
 def _last_score(rows: pa.Table, arm: str) -> float:
