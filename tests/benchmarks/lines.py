@@ -1,4 +1,7 @@
-"""Where benchmarks leave their figures: a JSON line each, in a file that `make bench` names."""
+"""Where benchmarks leave their figures: JSON lines in a file that `make bench` names.
+
+Each has `name`, `value`, `unit`, what it is compared with in `reference`, their `ratio`, and what explains them.
+"""
 
 import json
 from collections.abc import Mapping

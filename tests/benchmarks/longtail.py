@@ -117,12 +117,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    figures: dict[str, Any] = {"benchmark": "longtail", "places": PLACES}
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         write_policy(Path(name))
         for way in (as_room_appears, in_batches):
             figures[way.__name__] = asyncio.run(measure(Path(name), way, args.seconds))
-    tell(figures, args.out)
+    idle, reference = (figures[way.__name__]["idle"] for way in (as_room_appears, in_batches))
+    line = {"name": f"idle engine, {PLACES} places", "value": idle, "unit": "share", "reference": reference}
+    tell(line | {"ratio": round(idle / reference, 3)} | figures, args.out)
 
 
 if __name__ == "__main__":

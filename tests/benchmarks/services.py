@@ -48,7 +48,7 @@ def episodes_per_s(kafka: Kafka, workload: str, num_services: int) -> float:
     return (len(ends) - 2 * tenth) / (ends[-tenth] - ends[tenth]).total_seconds()
 
 
-def measure(folder: Path, brokers: str, most: int) -> dict[str, Any]:
+def measure(folder: Path, brokers: str, most: int) -> list[dict[str, Any]]:
     """Rates by workload and number of services, and their ratios to one service."""
     kafka = Kafka(brokers=brokers, topic_prefix="bench.", partitions=4)
     values = prepare_rollouts(folder, kafka).model_dump()
@@ -64,10 +64,11 @@ def measure(folder: Path, brokers: str, most: int) -> dict[str, Any]:
     finally:
         for service in services:
             service.kill()
-    figures = {
-        name: {"episodes_per_s": found, "ratio": round(found[-1] / found[0], 2)} for name, found in rates.items()
-    }
-    return {"benchmark": "services", "services": [*range(1, most + 1)], **figures}
+    return [
+        {"name": f"{most} services, {workload}", "value": found[-1], "unit": "episodes/s"}
+        | {"reference": found[0], "ratio": round(found[-1] / found[0], 2)}
+        for workload, found in rates.items()
+    ]
 
 
 def main() -> None:
@@ -76,8 +77,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, running_broker(Path(name)) as brokers:
-        figures = measure(Path(name), brokers, args.services)
-    tell(figures, args.out)
+        lines = measure(Path(name), brokers, args.services)
+    for line in lines:
+        tell(line, args.out)
 
 
 if __name__ == "__main__":
