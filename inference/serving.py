@@ -7,7 +7,6 @@ learner's.
 import asyncio
 import json
 import math
-import shutil
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from obstore.exceptions import BaseError
 from prometheus_client import Counter, Gauge
 
 from inference.engines.base import Engine, EngineError
+from infra.weight_cache import prune
 from schemas.errors import LagoonError, WeightStoreError
 from schemas.messages import Manifest
 from schemas.settings import Settings
@@ -112,11 +112,8 @@ class Server:
         await _in_time(self._prove(engine, manifest), f"score the probe of version {manifest.version}")
 
     def keep(self, versions: Iterable[int]) -> None:
-        """Remove what was fetched of all other versions."""
-        kept = {f"v{version:08d}" for version in versions}
-        for folder in self._cache.glob("v*"):
-            if folder.name not in kept:
-                shutil.rmtree(folder, ignore_errors=True)
+        """Remove what was fetched of all other versions, but for what they build on."""
+        prune(self._cache, versions)
 
     async def close(self) -> None:
         """Close the engine; the next version that is served makes a new one."""

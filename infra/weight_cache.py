@@ -10,17 +10,18 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from prometheus_client import Summary
 
+from infra.weight_adapters import add
 from infra.weight_delta import patch
-from infra.weight_files import DELTA, MANIFEST, check_listed, holds, patched, verify
-from schemas.errors import WeightStoreError
-from schemas.messages import File, Manifest
+from infra.weight_files import ADAPTERS, MANIFEST, check_listed, holds, patched, verify
+from schemas.errors import ContractError, WeightStoreError
+from schemas.messages import File, Manifest, decode
 
 MAX_CHAIN = 128
 """Deltas to the nearest full version; a longer chain is refused."""
@@ -45,7 +46,8 @@ def materialize(source: Source, version: int, into: Path) -> Path:
     """Put the whole of `version` into folder `into`, proven, and return its folder there.
 
     A folder that is there already is proven again and kept; one that fails is replaced. A delta is applied to the
-    nearest version in `into` that is what its manifest says; without one, to the nearest full version.
+    nearest version in `into` that is what its manifest says; without one, to the nearest full version. Adapters are
+    merged into their base, which is put into `into` as well, and stays for those that follow.
 
     Raises:
         WeightStoreError: the version or one that it builds on is incomplete, or not what its manifest says. Nothing
@@ -64,6 +66,22 @@ def materialize(source: Source, version: int, into: Path) -> Path:
         _make(source, manifest, place, target)
     _sweep(target)
     return target
+
+
+def prune(into: Path, versions: Iterable[int]) -> None:
+    """Remove all versions in `into` but `versions` and the bases of adapters among them."""
+    kept = {into / folder_name(version) for version in versions}
+    kept |= {into / folder_name(base) for folder in kept if (base := _base(folder))}
+    for folder in {*into.glob("v*")} - kept:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _base(folder: Path) -> int | None:
+    """The base of the adapters that made the version in `folder`; None where none did, or where nobody knows."""
+    try:
+        return decode(Manifest, (folder / MANIFEST).read_bytes()).base
+    except (OSError, ContractError):  # at worst the base is fetched again
+        return None
 
 
 def _make(source: Source, manifest: Manifest, place: Path, target: Path) -> None:
@@ -89,7 +107,8 @@ def _gather(source: Source, manifest: Manifest, place: Path, into: Path) -> tupl
     """Download what leads to `manifest`; the folder to start from, None for nothing, and the manifests from there on.
 
     That is the way of least bytes: going back, each version on it needs all that comes after it, a full one nothing of
-    what came before. The newest comes first: what is damaged there makes the rest superfluous.
+    what came before, adapters only their base. The newest comes first: what is damaged there makes the rest
+    superfluous.
     """
     chain = [manifest]
     while True:
@@ -97,6 +116,8 @@ def _gather(source: Source, manifest: Manifest, place: Path, into: Path) -> tupl
             source.download(chain[0], file, _part(place, chain[0], file))
         if chain[0].kind == "full":
             return None, chain
+        if chain[0].kind == "adapters":
+            return _made_base(source, chain[0], into), chain
         if len(chain) > MAX_CHAIN:
             raise WeightStoreError(f"version {manifest.version} builds on more than {MAX_CHAIN} deltas; expected fewer")
         parent = source.manifest(chain[0].parent or 0)
@@ -106,16 +127,28 @@ def _gather(source: Source, manifest: Manifest, place: Path, into: Path) -> tupl
         chain.insert(0, parent)
 
 
+def _made_base(source: Source, adapters: Manifest, into: Path) -> Path:
+    """The folder in `into` of what `adapters` are merged into, proven."""
+    base = adapters.base or 0
+    if (kind := source.manifest(base).kind) != "full":
+        raise WeightStoreError(
+            f"version {adapters.version} is adapters of version {base}, a {kind}; expected a full one"
+        )
+    return materialize(source, base, into)
+
+
 def _apply(step: Manifest, place: Path, whole: Path) -> None:
     """Bring `whole`, the version before, to `step`."""
     for file in step.files:
-        path = whole / patched(file)
-        if not file.name.endswith(DELTA):
-            _part(place, step, file).replace(path)
-        elif path.exists():
-            patch(path, _part(place, step, file))
+        path, part = whole / patched(file.name), _part(place, step, file)
+        if path.name == file.name:
+            part.replace(path)
+        elif not path.exists():
+            raise WeightStoreError(f"version {step.version} changes {path.name}, which version {step.builds_on} lacks")
+        elif file.name.endswith(ADAPTERS):
+            add(path, part)
         else:
-            raise WeightStoreError(f"version {step.version} changes {path.name}, which version {step.parent} lacks")
+            patch(path, part)
 
 
 def _part(place: Path, step: Manifest, file: File) -> Path:

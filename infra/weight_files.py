@@ -12,11 +12,12 @@ from schemas.errors import WeightStoreError
 from schemas.messages import File, Manifest
 
 MANIFEST = "MANIFEST.json"
-DELTA = ".delta.safetensors"
-"""In place of `.safetensors`: what makes that file of a version out of its parent's."""
+DELTA, ADAPTERS = ".delta.safetensors", ".adapters.safetensors"
+"""In place of `.safetensors`: what makes that file of a version out of its parent's, or out of its base's."""
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 """A longer `config.json`, `tokenizer_config.json` and the like is refused."""
 
+_ON = {"delta": "a delta on", "adapters": "adapters of"}
 _NAMES_CODE = frozenset({"auto_map", "trust_remote_code", "custom_pipelines"})
 """Keys by which a Hugging Face configuration names Python code that comes with the weights."""
 
@@ -87,30 +88,31 @@ def check_listed(manifest: Manifest, where: str) -> None:
     """Refuse a manifest by what it lists, before a byte of it is fetched.
 
     Raises:
-        WeightStoreError: without plain weights, with a file that is not allowed or listed twice, or a delta that says
-            not on what it builds or brings files that are no part of the whole.
+        WeightStoreError: without plain weights, with a file that is not allowed or listed twice, or a delta or adapters
+            that say not on what they build or bring files that are no part of the whole.
     """
     what = f"version {manifest.version} in {where}"
     whole = {file.name for file in manifest.contents}
-    if not any(n.endswith(".safetensors") for n in whole) or any(n.endswith(DELTA) for n in whole):
+    if not any(n.endswith(".safetensors") for n in whole) or any(n.endswith((DELTA, ADAPTERS)) for n in whole):
         raise WeightStoreError(
             f"{what} is of kind {manifest.kind} with files {sorted(whole)}; expected at least one safetensors file, "
-            "and no delta among them"
+            "and no delta or adapters among them"
         )
     for names in ([f.name for f in manifest.files], [f.name for f in manifest.whole]):
         for name, count in Counter(names).items():
             _checked(name, where)
             if count > 1:
                 raise WeightStoreError(f"{what} lists {name} {count} times; expected once")
-    if manifest.kind == "delta" and not 0 < (manifest.parent or 0) < manifest.version:
-        raise WeightStoreError(f"{what} is a delta on version {manifest.parent}; expected an earlier one")
-    if manifest.kind == "delta" and (odd := [f.name for f in manifest.files if patched(f) not in whole]):
+    if manifest.kind != "full" and not 0 < (manifest.builds_on or 0) < manifest.version:
+        raise WeightStoreError(f"{what} is {_ON[manifest.kind]} version {manifest.builds_on}; expected an earlier one")
+    if manifest.kind != "full" and (odd := [f.name for f in manifest.files if patched(f.name) not in whole]):
         raise WeightStoreError(f"{what} brings {odd}, which are no part of it: {sorted(whole)}")
 
 
-def patched(file: File) -> str:
-    """The file of the materialised version that `file` of a delta makes."""
-    return file.name.removesuffix(DELTA) + ".safetensors" if file.name.endswith(DELTA) else file.name
+def patched(name: str) -> str:
+    """The file of the materialised version that the file `name` of a delta or of adapters makes."""
+    suffix = next((each for each in (DELTA, ADAPTERS) if name.endswith(each)), "")
+    return name.removesuffix(suffix) + ".safetensors" if suffix else name
 
 
 def describe_file(path: Path) -> File:

@@ -1,6 +1,6 @@
 """The weight store: immutable weight versions, visible when complete, proven when fetched.
 
-<root>/v00000042/    a Hugging Face folder (safetensors, config, tokenizer), or what makes it out of the version before
+<root>/v00000042/    a Hugging Face folder (safetensors, config, tokenizer), or what makes it out of another version
 <root>/v00000042/MANIFEST.json    written last, by a conditional create: a version exists when this does
 """
 
@@ -21,12 +21,20 @@ from infra.retries import reason
 from infra.store import exclusive_create_works, local_path, open_store, sync_path
 from infra.weight_cache import folder_name, materialize
 from infra.weight_files import MANIFEST, check_listed, describe, prove, verify
-from infra.weight_packing import Base, packed
+from infra.weight_packing import Adapters, Base, packed
 from schemas.errors import ContractError, WeightStoreError
 from schemas.messages import MAX_MESSAGE_BYTES, File, Manifest, decode
 from schemas.settings import Settings
 
-__all__ = ["MANIFEST", "WeightStore", "describe", "exclusive_create_works", "fingerprint", "fingerprint_file"]
+__all__ = [
+    "MANIFEST",
+    "Adapters",
+    "WeightStore",
+    "describe",
+    "exclusive_create_works",
+    "fingerprint",
+    "fingerprint_file",
+]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _FOLDER = re.compile(r"v(\d{8})")
@@ -89,20 +97,24 @@ class WeightStore:
         except FileNotFoundError:
             return ""
 
-    def publish(self, folder: Path, manifest: Manifest, before: Path | None = None) -> bool:
+    def publish(
+        self, folder: Path, manifest: Manifest, before: Path | None = None, adapters: Adapters | None = None
+    ) -> bool:
         """Store the files of `folder` that `manifest` lists, then the manifest, which makes the version visible.
 
         With `before`, a folder that holds the version before, only the difference is stored, where that saves bytes and
-        no full version is due. Left-overs of a publication that a crash cut short are overwritten; files that the
-        manifest does not list are never used.
+        no full version is due; with `adapters` that make `folder`, byte for byte, and take up to half its bytes, only
+        they are. Left-overs of a publication that a crash cut short are overwritten; files that the manifest does not
+        list are never used.
 
         Args:
             folder: the whole version.
             manifest: of a full version, whatever comes of it.
             before: the whole of `manifest.parent`.
+            adapters: they take precedence over a delta.
 
         Returns:
-            False where the same content had been published before, full or as a delta.
+            False where the same content had been published before, of whatever kind.
 
         Raises:
             WeightStoreError: `folder` is not what the manifest says, or the version exists with other content.
@@ -112,7 +124,7 @@ class WeightStore:
         self._refuse_links(name)
         if self._is_complete(manifest.version):
             return self._already(manifest)
-        with packed(folder, manifest, self._base(manifest, before)) as pack:
+        with packed(folder, manifest, adapters, None if adapters else self._base(manifest, before)) as pack:
             for file in pack.manifest.files:
                 self._put(f"{name}/{file.name}", pack.folders[file.name] / file.name)
             if not self._create(f"{name}/{MANIFEST}", pack.manifest.to_bytes()):
@@ -122,7 +134,7 @@ class WeightStore:
     def fetch(self, version: int, into: Path) -> Path:
         """The whole of a version in `into/v00000042`, proven: sizes, SHA-256 of each file, fingerprint.
 
-        Of a delta only what is new is downloaded, where `into` holds a version that it builds on.
+        Of a delta or adapters only what is new is downloaded, where `into` holds a version that they build on.
 
         Raises:
             WeightStoreError: the version, or one that it builds on, is incomplete or not what its manifest says.
@@ -176,10 +188,10 @@ class WeightStore:
         try:
             parent = step = self.manifest(manifest.parent)
             chain_bytes = 0
-            while step.kind == "delta":
+            while step.kind != "full":
                 check_listed(step, self.uri)
                 chain_bytes += step.num_bytes
-                step = self.manifest(step.parent or 0)
+                step = self.manifest(step.builds_on or 0)
         except WeightStoreError:  # missing or damaged: a full version is what readers need now
             return None
         return Base(before, parent, chain_bytes)

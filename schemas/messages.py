@@ -227,7 +227,7 @@ class WeightSummary(Message):
 
     version: Count
     parent: int | None = None
-    kind: Literal["full", "delta"] = "full"
+    kind: Literal["full", "delta", "adapters"] = "full"
     fingerprint: Name
     num_bytes: Count
     train_step: Count
@@ -346,12 +346,14 @@ class Manifest(Message):
     """`MANIFEST.json` of a weight version, written last: a version exists when this does.
 
     `fingerprint` is the SHA-256 over the sorted (tensor name, dtype, shape, bytes) of the materialised weights. `files`
-    are those in the store. A delta lists in `whole` what its parent and they make together, and is empty otherwise.
+    are those in the store. A delta lists in `whole` what its parent and they make together; adapters, what the full
+    version `base` and they do. A full version has neither.
     """
 
     version: Count
     parent: int | None = None
-    kind: Literal["full", "delta"] = "full"
+    kind: Literal["full", "delta", "adapters"] = "full"
+    base: int | None = None
     files: tuple[File, ...]
     whole: tuple[File, ...] = ()
     fingerprint: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -364,8 +366,13 @@ class Manifest(Message):
 
     @property
     def contents(self) -> tuple[File, ...]:
-        """The files of the materialised version, whether it was published full or as a delta."""
-        return self.whole if self.kind == "delta" else self.files
+        """The files of the materialised version, however it was published."""
+        return self.files if self.kind == "full" else self.whole
+
+    @property
+    def builds_on(self) -> int | None:
+        """The version without which this one cannot be made; None for a full one."""
+        return {"full": None, "delta": self.parent, "adapters": self.base}[self.kind]
 
     @property
     def num_bytes(self) -> int:

@@ -253,7 +253,7 @@ WEIGHTS = Table(
         [
             column("version", I64, "weight version"),
             column("parent", I64, "version it builds on", True),
-            column("kind", STR, "full or delta"),
+            column("kind", STR, "full, delta or adapters"),
             column("fingerprint", STR, "SHA-256 of the materialised tensors"),
             column("num_bytes", I64, "bytes in the store"),
             column("train_step", I64, "optimizer step that made it"),

@@ -10,13 +10,14 @@ import numpy as np
 from prometheus_client import REGISTRY
 from safetensors.numpy import save_file
 
-from infra.weights import WeightStore, describe, fingerprint_file
+from infra.weight_adapters import merged
+from infra.weights import Adapters, WeightStore, describe, fingerprint_file
 from schemas.messages import Manifest, Probe
 from tests.rollout_fakes import PROBE_TOKENS
 
 AT = datetime(2026, 11, 1, tzinfo=UTC)
 ROWS, COLUMNS = 64, 4096
-DELTA = "model.delta.safetensors"
+DELTA, ADAPTERS = "model.delta.safetensors", "model.adapters.safetensors"
 
 
 class Line:
@@ -29,11 +30,9 @@ class Line:
 
     def make(self, version: int, rows: int = 1, **files: str) -> Manifest:
         """A version in a folder of its own, `rows` of it new; file `logprobs` is also its probe's."""
-        rng, folder = np.random.default_rng(version), self.root / f"made-{version}"
-        self.weights = self.weights.copy()
-        self.weights[rng.permutation(ROWS)[:rows]] = rng.standard_normal((rows, COLUMNS))
+        folder = self.root / f"made-{version}"
         folder.mkdir(parents=True)
-        save_file({"w": self.weights}, folder / "model.safetensors")
+        save_file(self.tensors(version, rows), folder / "model.safetensors")
         for name, text in ({"config": "{}", "tokenizer": '{"a": 0}'} | files).items():
             (folder / f"{name}.json").write_text(text)
         self.folders[version] = folder
@@ -47,6 +46,13 @@ class Line:
             else None,
             created_at=AT,
         )
+
+    def tensors(self, version: int, rows: int) -> dict[str, np.ndarray]:
+        """Those of a version."""
+        rng = np.random.default_rng(version)
+        self.weights = self.weights.copy()
+        self.weights[rng.permutation(ROWS)[:rows]] = rng.standard_normal((rows, COLUMNS))
+        return {"w": self.weights}
 
     def publish(self, *versions: int, rows: int = 1, **files: str) -> None:
         """Versions on those before, as a delta where the store finds that right."""
@@ -65,6 +71,29 @@ class Line:
         """Whether `folder` is the version as it was made, all files byte for byte and none beside them."""
         made = {p.name: p.read_bytes() for p in self.folders[version].iterdir()}
         return made == {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "MANIFEST.json"}
+
+
+class AdaptersLine(Line):
+    """Versions after the first are adapters of it, of rank `rows`, published as such."""
+
+    def tensors(self, version: int, rows: int) -> dict[str, np.ndarray]:
+        if version == 1:
+            return {"x.weight": self.weights}
+        rng = np.random.default_rng(version)
+        down, up = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, COLUMNS), (ROWS, rows)))
+        save_file({"x.lora_A": down, "x.lora_B": up, "scale": np.array(0.5, np.float32)}, self.file(version))
+        return {"x.weight": merged(self.weights, down, up, 0.5)}
+
+    def file(self, version: int) -> Path:
+        """The adapters of a version as they were made."""
+        (folder := self.root / f"adapters-{version}").mkdir(exist_ok=True)
+        return folder / ADAPTERS
+
+    def publish(self, *versions: int, rows: int = 2, **files: str) -> None:
+        for version in versions:
+            made = self.make(version, rows, **files)
+            adapters = Adapters(self.file(version), self.folders[1], self.store.manifest(1)) if version > 1 else None
+            assert self.store.publish(self.folders[version], made, self.folders.get(version - 1), adapters)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Checkpoints: all that a learner needs to go on, made whole by a manifest that is written last.
 
-<root>/step-00000020-v00000003/    deepspeed/ (DeepSpeed), rng-*.pt, policy/ (Hugging Face folder), cursor.json
+<root>/step-00000020-v00000003/    deepspeed/ (DeepSpeed), rng-*.pt, policy/ (Hugging Face folder), cursor.json, and
+                                   model.adapters.safetensors, where adapters are trained
 <root>/step-00000020-v00000003/MANIFEST.json    state, and size and SHA-256 of every other file: written last
 
 A learner that lost its lease may wake up and finish a checkpoint. So one that takes over from a learner not proven
@@ -30,6 +31,7 @@ from trainers.stream import Cursor
 MANIFEST = "MANIFEST.json"
 CURSOR = "cursor.json"
 POLICY = "policy"
+ADAPTERS = "model.adapters.safetensors"
 
 
 class CheckpointError(LagoonError):
@@ -103,6 +105,12 @@ class Checkpoint:
     def policy(self) -> Path:
         """Its weights, as a Hugging Face folder."""
         return self.folder / POLICY
+
+    @property
+    def adapters(self) -> Path | None:
+        """What of its weights was trained, where those are adapters."""
+        path = self.folder / ADAPTERS
+        return path if path.exists() else None
 
 
 @contextmanager

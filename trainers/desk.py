@@ -73,7 +73,7 @@ class Desk:
         state = found.state if found else State()
         self._tracking = Tracking(settings, settings.run.name, state.mlflow_run)
         weights = WeightStore.of(settings)
-        self._publisher = Publisher(weights, self._producer, self._tracking)
+        self._publisher = Publisher(weights, self._producer, self._tracking, settings.run.folder / "base")
         self._record = RunRecord(settings, self._lake, weights, cluster_id(settings.kafka))
         self._checkpoints = checkpoints(settings, lease)
         self._state = _reborn(state, settings, ranks, self._tracking.run_id)

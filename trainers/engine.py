@@ -20,7 +20,7 @@ from schemas.messages import Probe
 from schemas.settings import Settings
 from trainers.batches import MicroBatch, Split
 from trainers.critic import Critic
-from trainers.lora import adapt, merged, switched_off
+from trainers.lora import adapt, merged, put_in, switched_off, write_adapters
 from trainers.metrics import COLUMNS, TurnMetrics, trajectory_sums
 from trainers.objectives import ActionTokens, evaluate
 from trainers.objectives.aggregate import AGGREGATIONS
@@ -138,8 +138,8 @@ class Engine:
         if self._proximal is not None:
             self._proximal.model.load_state_dict(tensors)
 
-    def probe(self) -> Probe:
-        """Logprobs at temperature 1 of fixed tokens, with the weights now: what an engine must agree with.
+    def probe(self, tensors: Mapping[str, Tensor]) -> Probe:
+        """Logprobs at temperature 1 of fixed tokens, with the weights now, `tensors`: what an engine must agree with.
 
         They are computed in float32 whatever the weights' precision, so that only what an engine rounds remains; not
         under ZeRO 3, where no rank holds the weights.
@@ -148,7 +148,7 @@ class Engine:
         token_ids = tuple((PROBE_STRIDE * i + 1) % vocabulary for i in range(PROBE_TOKENS))
         ids = torch.tensor([token_ids], device=self._ranks.device)
         exactly = in_float32(self._engine.module) if self._stage < 3 else nullcontext()
-        with torch.no_grad(), exactly:
+        with torch.no_grad(), exactly, put_in(self.model, tensors):
             logprobs = self._engine(ids, torch.ones_like(ids[:, 1:], dtype=torch.bool), 1.0)
         return Probe(token_ids=token_ids, logprobs=tuple(logprobs.tolist()))
 
@@ -158,6 +158,15 @@ class Engine:
             return self._merged(self.model.state_dict())
         with self._deepspeed.zero.GatheredParameters(list(self.model.parameters())):
             return {name: x.detach().cpu().clone() for name, x in self._merged(self.model.state_dict()).items()}
+
+    def write_adapters(self, into: Path) -> None:
+        """Write the adapters, where there are some, to file `into` on rank 0."""
+        if self._lora_scale is None:
+            return
+        own = [x for x in self.model.parameters() if x.requires_grad]
+        with self._deepspeed.zero.GatheredParameters(own) if self._stage == 3 else nullcontext():
+            if self._ranks.rank == 0:
+                write_adapters(self.model.state_dict(), self._lora_scale, into)
 
     def _merged(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return tensors if self._lora_scale is None else merged(tensors, self._lora_scale)

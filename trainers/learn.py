@@ -20,7 +20,7 @@ from infra.telemetry import Stop, Telemetry, logger, main
 from infra.weights import WeightStore
 from schemas.names import Service
 from schemas.settings import Settings
-from trainers.checkpoint import POLICY, Checkpoint, check_stage, writing
+from trainers.checkpoint import ADAPTERS, POLICY, Checkpoint, check_stage, writing
 from trainers.desk import Desk, Order, checkpoints
 from trainers.engine import Engine, starting_policy
 from trainers.lora import check_alike
@@ -134,7 +134,9 @@ def save(settings: Settings, engine: Engine, ranks: Ranks, desk: Desk | None, pu
     folder: Path = ranks.share(desk.begin_checkpoint(publish) if desk else None)
     with writing(folder):
         engine.save(folder)
-        tensors, probe = engine.tensors(), engine.probe()
+        tensors = engine.tensors()
+        probe = engine.probe(tensors)
+        engine.write_adapters(folder / ADAPTERS)
         if publish:
             engine.anchor(tensors)
         if desk:

@@ -6,13 +6,16 @@ from pathlib import Path
 from infra.kafka import Producer
 from infra.telemetry import logger
 from infra.tracking import Tracking
-from infra.weights import WeightStore, describe
+from infra.weights import Adapters, WeightStore, describe
 from infra.weights import fingerprint_file as fingerprint
 from schemas.errors import BrokerError, WeightStoreError
 from schemas.messages import Manifest, Probe, WeightSummary
 from schemas.settings import Learner
 from schemas.topics import WEIGHTS
 from trainers.checkpoint import POLICY, Checkpoint, State
+
+BASE = 1
+"""The version that adapters are merged into: the starting policy, published before the first step."""
 
 
 def sync_interval(learner: Learner, step: int) -> int:
@@ -68,10 +71,13 @@ def check_order(state: State | None, newest: int) -> None:
 
 
 class Publisher:
-    """Publishes checkpoints and tells the others; what Kafka has not taken is told again."""
+    """Publishes checkpoints and tells the others; what Kafka has not taken is told again.
 
-    def __init__(self, store: WeightStore, producer: Producer, tracking: Tracking):
-        self._store, self._producer, self._tracking = store, producer, tracking
+    Folder `cache` is for the version that adapters are merged into.
+    """
+
+    def __init__(self, store: WeightStore, producer: Producer, tracking: Tracking, cache: Path):
+        self._store, self._producer, self._tracking, self._cache = store, producer, tracking, cache
         self._untold: list[WeightSummary] = []
         self._told = 0
         self._before: tuple[int, Path] | None = None
@@ -86,9 +92,12 @@ class Publisher:
         published = checkpoint.state.publication
         if published is None:
             return
-        new = self._store.publish(checkpoint.policy, published, self._parent(published))
+        adapters = self._adapters(checkpoint, published)
+        new = self._store.publish(checkpoint.policy, published, self._parent(published), adapters)
         self._before = published.version, checkpoint.policy
         stored = self._store.manifest(published.version)
+        if adapters and stored.kind != "adapters":
+            self._log.warning("adapters save too little, or do not make the version: all weights are published")
         self._untold.append(_summary(stored))
         self._told = published.version
         self.tell()
@@ -121,6 +130,16 @@ class Publisher:
         if self._before is None or self._before[0] != published.parent or not self._before[1].exists():
             return None
         return self._before[1]
+
+    def _adapters(self, checkpoint: Checkpoint, published: Manifest) -> Adapters | None:
+        """The adapters of `checkpoint`, where there are some and the store has what they are merged into."""
+        if checkpoint.adapters is None or published.version == BASE:
+            return None
+        try:
+            return Adapters(checkpoint.adapters, self._store.fetch(BASE, self._cache), self._store.manifest(BASE))
+        except WeightStoreError as error:
+            self._log.warning("no base for adapters: all weights are published", error=str(error))
+            return None
 
     def _send(self, summary: WeightSummary) -> None:
         def delivered(error: BrokerError | None) -> None:

@@ -13,7 +13,7 @@ def superfluous(versions: Iterable[int], keep: int, named: Iterable[int], parent
         versions: all that are there.
         keep: how many of the newest stay.
         named: versions that a checkpoint, an eval or a service names; they stay.
-        parents: of versions that are incremental, the one they build on; the parents of what stays stay.
+        parents: of versions that are deltas or adapters, the one they build on; the parents of what stays stay.
     """
     versions = sorted(set(versions))
     kept = {*versions[-keep:], *named}
@@ -46,6 +46,6 @@ def _parents(store: WeightStore, versions: Iterable[int]) -> dict[int, int]:
             manifest = store.manifest(version)
         except WeightStoreError:
             continue  # malformed: its readers say so; it names nothing
-        if manifest.kind == "delta" and manifest.parent is not None:
-            found[version] = manifest.parent
+        if manifest.builds_on is not None:
+            found[version] = manifest.builds_on
     return found

@@ -131,7 +131,7 @@ class Learner(Section):
     offload_optimizer: bool = False
     """Keep the optimizer's state in the machine's memory and update there (ZeRO-Offload); from zero_stage 1 on."""
     lora_rank: int = Field(default=0, ge=0)
-    """Above 0, only adapters of this rank are trained (LoRA); published weights have them merged in."""
+    """Above 0, only adapters of this rank are trained (LoRA) and, after version 1, published; readers merge them."""
     lora_alpha: float = Field(default=32.0, gt=0)
     """An adapter's update is multiplied by lora_alpha / lora_rank."""
     lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

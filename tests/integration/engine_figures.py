@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
 
+from infra.weight_adapters import makes
 from schemas.settings import Settings, load
 from tests.experience import table
 from trainers.batches import Tokens, num_action_tokens
 from trainers.credit import Evidence, Turns
 from trainers.engine import Engine, Trained
 from trainers.metrics import summarize
+from trainers.policy import Scorer, export, load_policy
 from trainers.ranks import Ranks, prepare_environment
 from trainers.signals import Signals, share_of
 
@@ -83,12 +86,17 @@ def figures(
 ) -> dict[str, object]:
     """Losses of some steps and what the last of them left; a checkpoint of it for SAVED."""
     engine, step = course(ranks, policy, objective, stage, split)
+    base = out / f"base-{stage}-{ranks.size}"
+    if objective == LORA:
+        whole(ranks, engine, policy, base)
     trained = [step() for _ in range(STEPS)]
     turns = trained[-1].turns
     weights = restored = sums(engine)
+    read: dict[str, object] = {}
     if (objective, split) == SAVED:
         engine.save(out / f"{stage}-{ranks.size}")
     if objective == LORA:
+        read = published(ranks, engine, policy, base)
         engine.save(out / f"lora-{stage}-{ranks.size}")
         engine.close()
         engine, _ = course(ranks, policy, objective, stage, split)
@@ -105,7 +113,31 @@ def figures(
         "values": None if turns.values is None else turns.values.tolist(),
         "weights": weights,
         "restored": restored,
+        **read,
     }
+
+
+def whole(ranks: Ranks, engine: Engine, policy: Path, into: Path) -> Mapping[str, torch.Tensor]:
+    """The weights as they are published; rank 0 writes them to folder `into`."""
+    tensors = engine.tensors()
+    if ranks.rank == 0:
+        export(engine.model, tensors, policy, into)
+    return tensors
+
+
+def published(ranks: Ranks, engine: Engine, policy: Path, base: Path) -> dict[str, object]:
+    """Whether adapters merged into what `base` holds are what is published, and how far the probe is off that."""
+    new, file = base.with_suffix(".new"), base.with_suffix(".adapters.safetensors")
+    probe = engine.probe(whole(ranks, engine, policy, new))
+    engine.write_adapters(file)
+    if ranks.rank:
+        return {}
+    ids = torch.tensor([probe.token_ids])
+    with torch.no_grad():
+        logprobs = Scorer(load_policy(new))(ids, torch.ones_like(ids[:, 1:], dtype=torch.bool))
+    off = float((logprobs - torch.tensor(probe.logprobs)).abs().max())
+    name = "model.safetensors"
+    return {"is_exact": makes(base / name, file, new / name), "probe_off": off}
 
 
 def sums(engine: Engine) -> dict[str, float]:

@@ -105,6 +105,8 @@ def test_adapters_are_published_merged_and_come_back_from_a_checkpoint(
         moved = {name for name, x in each["weights"].items() if x != start[name]}
         assert moved == {name for name in start if "_proj" in name}
         assert each["restored"] == each["weights"]
+        assert each["is_exact"], f"ZeRO {each['stage']}"  # what readers make of the base and the adapters
+        assert each["probe_off"] <= 1e-5, f"ZeRO {each['stage']}"
         assert each["weights"] == pytest.approx(found[0]["weights"], rel=1e-3, abs=4e-3)
 
 

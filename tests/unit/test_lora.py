@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from schemas.errors import SettingsError
 from schemas.settings import Learner, Policy
-from trainers.lora import Adapted, adapt, check_alike, description, merged, switched_off
-from trainers.policy import Scorer, tiny_llama
+from trainers.lora import Adapted, adapt, check_alike, description, merged, put_in, switched_off
+from trainers.policy import Scorer, in_float32, tiny_llama
 
 LEARNER = Learner(lora_rank=2, lora_alpha=8)
 
@@ -61,6 +61,36 @@ def test_merged_weights_are_those_of_an_ordinary_model_with_the_same_logprobs() 
     scorer, plain = trained(), policy()
     plain.model.load_state_dict(merged(scorer.model.state_dict(), 4.0))
     assert torch.allclose(logprobs(plain), logprobs(scorer), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_probe_with_merged_weights_is_that_of_who_reads_them(dtype: torch.dtype) -> None:
+    scorer, plain = trained(), policy()
+    scorer.to(dtype)
+    whole = merged(scorer.model.state_dict(), 4.0)
+    plain.to(dtype)
+    plain.model.load_state_dict(whole)
+    apart = logprobs(scorer)
+    with in_float32(scorer), put_in(scorer.model, whole):
+        inside = logprobs(scorer)
+    with in_float32(plain):
+        assert torch.equal(inside, logprobs(plain))
+    assert torch.equal(logprobs(scorer), apart)
+    if dtype == torch.bfloat16:  # rounding the sum is more than the rounding of its parts
+        with in_float32(scorer):
+            assert (logprobs(scorer) - inside).abs().max() > 1e-4
+
+
+def test_an_output_head_that_is_the_embeddings_gets_no_adapter() -> None:
+    model = policy().model
+    model.set_output_embeddings(nn.Linear(32, 16, bias=False))
+    adapt(model, learner := Learner(lora_rank=2, lora_targets=("lm_head",)))
+    model.set_output_embeddings(head := nn.Linear(32, 16, bias=False))
+    embeddings = model.get_input_embeddings()
+    assert isinstance(embeddings, nn.Embedding)
+    head.weight = embeddings.weight
+    with pytest.raises(SettingsError, match=r"\['lm_head'\], whose weight is that of the embeddings"):
+        adapt(model, learner)
 
 
 def test_a_target_that_is_no_linear_layer_is_refused() -> None:

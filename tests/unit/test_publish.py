@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from infra.tracking import Tracking
@@ -14,7 +15,9 @@ from schemas.errors import BrokerError, WeightStoreError
 from schemas.messages import Probe, WeightSummary, decode
 from schemas.settings import Learner, load
 from tests.policies import write_policy
-from trainers.checkpoint import POLICY, Checkpoint, Incarnation, State
+from trainers.checkpoint import ADAPTERS, POLICY, Checkpoint, Incarnation, State
+from trainers.lora import adapt, merged, write_adapters
+from trainers.policy import export, load_policy
 from trainers.publish import Publisher, check_order, is_due, manifest, sync_interval
 from trainers.stream import Cursor
 
@@ -62,9 +65,31 @@ def following(before: Checkpoint, version: int) -> Checkpoint:
     return Checkpoint(folder, state.model_copy(update={"publication": made}), Cursor())
 
 
+class Adapting:
+    """A learner of adapters in bfloat16: what it makes of a policy, step by step, as the learner does it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.root, self.start = tmp_path, write_policy(tmp_path / "start", hidden=256, mlp=512)
+        self.model = load_policy(self.start, torch.bfloat16)
+        adapt(self.model, Learner(lora_rank=2))
+
+    def checkpoint(self, version: int) -> Checkpoint:
+        """After a step of all adapters, but for the first; makes `version` visible."""
+        generator = torch.Generator().manual_seed(version)
+        for weight in self.model.parameters():
+            if version > 1 and weight.requires_grad:
+                weight.data += 0.01 * torch.randn(weight.shape, generator=generator)
+        folder, tensors = self.root / f"adapted-{version}", self.model.state_dict()
+        export(self.model, merged(tensors, 16.0), self.start, folder / POLICY)
+        write_adapters(tensors, 16.0, folder / ADAPTERS)
+        state = State(step=5 * version, weight_version=version, published_step=5 * version, incarnations=(LIFE,))
+        made = manifest(folder, state, 7, PROBE, NOW)
+        return Checkpoint(folder, state.model_copy(update={"publication": made}), Cursor())
+
+
 def publisher(tmp_path: Path, topic: Topic) -> Publisher:
     tracking = Tracking(load(overrides=["--tracking.enabled=false"]), "test")
-    return Publisher(WeightStore(str(tmp_path / "weights")), topic, tracking)  # pyright: ignore[reportArgumentType]
+    return Publisher(WeightStore(str(tmp_path / "weights")), topic, tracking, tmp_path / "base")  # pyright: ignore[reportArgumentType]
 
 
 def test_interval_anneals_from_frequent_to_sparse() -> None:
@@ -132,6 +157,35 @@ def test_without_the_weights_published_before_a_version_is_full(tmp_path: Path, 
     publishing.publish(second)
     publisher(tmp_path, Topic()).publish(third)
     assert [store.manifest(version).kind for version in store.versions()] == ["full"] * 3
+
+
+def test_a_learner_of_adapters_publishes_its_base_once_and_then_a_few_percent_of_the_bytes(tmp_path: Path) -> None:
+    topic, learner = Topic(), Adapting(tmp_path)
+    publishing, store = publisher(tmp_path, topic), WeightStore(str(tmp_path / "weights"))
+    made = [learner.checkpoint(version) for version in range(1, 5)]
+    for saved in made[:3]:
+        publishing.publish(saved)
+    shutil.rmtree(made[2].folder.with_name("base"))  # a new life, on another machine
+    publisher(tmp_path, topic).publish(made[2])
+    publisher(tmp_path, topic).publish(made[3])
+    assert [store.manifest(version).kind for version in store.versions()] == ["full", *["adapters"] * 3]
+    told = [decode(WeightSummary, message) for message in topic.messages]
+    assert [(m.version, m.kind, m.parent) for m in told[1:3]] == [(2, "adapters", 1), (3, "adapters", 2)]
+    # each layer has 4 x 65,536 + 3 x 131,072 weights, 4 x 1,024 + 3 x 1,536 in adapters: 1.3 %, and headers
+    assert all(m.num_bytes <= 0.02 * told[0].num_bytes for m in told[1:])
+    for version, saved in enumerate(made, 1):
+        read = store.fetch(version, tmp_path / f"reader-{version}") / "model.safetensors"
+        assert read.read_bytes() == (saved.policy / read.name).read_bytes()
+
+
+def test_without_its_base_a_version_of_adapters_is_published_full(tmp_path: Path) -> None:
+    learner = Adapting(tmp_path)
+    publishing, store = publisher(tmp_path, Topic()), WeightStore(str(tmp_path / "weights"))
+    for version in (1, 2):
+        publishing.publish(learner.checkpoint(version))
+    shutil.rmtree(tmp_path / "weights" / "v00000001")
+    publishing.publish(learner.checkpoint(3))
+    assert store.manifest(3).kind == "full"
 
 
 def test_other_content_under_a_published_version_is_refused(tmp_path: Path, checkpoint: Checkpoint) -> None:

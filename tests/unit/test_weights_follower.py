@@ -10,7 +10,7 @@ from infra.weights import WeightStore
 from schemas.settings import Settings
 from tests.manifests import flip
 from tests.rollout_fakes import FakeEngine, FakeStore
-from tests.snapshots import Line
+from tests.snapshots import AdaptersLine, Line, fetched
 
 OLD, NEW, NEWER = (-1.0, -2.0), (-1.5, -2.5), (-1.7, -2.7)
 
@@ -106,6 +106,25 @@ def test_a_full_version_ends_what_a_broken_delta_began(tmp_path: Path) -> None:
         assert line.kinds() == "fdf"
         assert await follower.follow()
         assert (follower.serving, follower.fingerprint) == (44, line.store.manifest(44).fingerprint)
+
+    asyncio.run(run())
+
+
+def test_the_base_of_adapters_is_fetched_once_whatever_is_served_since(tmp_path: Path) -> None:
+    line = AdaptersLine(tmp_path)
+
+    async def run() -> None:
+        follower = Setup(tmp_path / "cache", line.store).follower
+        for version in range(1, 5):
+            line.publish(version, logprobs=str(list(OLD)))
+            size = line.store.manifest(version).num_bytes
+            with (
+                fetched("full", lambda v=version, n=size: n * (v == 1)),
+                fetched("adapters", lambda v=version, n=size: n * (v > 1)),
+            ):
+                assert await follower.follow()
+            assert (follower.serving, follower.fingerprint) == (version, line.store.manifest(version).fingerprint)
+        assert {p.name for p in (tmp_path / "cache").glob("v*")} == {"v00000001", "v00000003", "v00000004"}
 
     asyncio.run(run())
 
