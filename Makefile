@@ -86,7 +86,7 @@ bench: setup vllm smollm2  ## the figures that the README quotes, into bench.jso
 	echo "== engine"; OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.engine && echo "bench: $$out"
 
 .PHONY: experiments
-experiments: setup  ## staleness, curation, credit: curves with error bars into docs/results.md (QUICK=1: small, apart)
+experiments: setup smollm2  ## staleness, curation, credit: curves with error bars into docs/results.md (QUICK=1: small, apart)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.experiments $(if $(QUICK),--quick) $(ARGS)
 	$(BIN)/python -m tests.experiments.report $(if $(QUICK),--quick)
 

@@ -4,15 +4,12 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from schemas.settings import Settings
-
-QUICK_UPDATES = 8
-"""Of every run in the quick form."""
 
 GROUPS = 8
 """Groups that are sampled for an update."""
@@ -53,35 +50,45 @@ class Experiment:
         name: Of the experiment, its plot and its table.
         question: In one sentence.
         arms: The first is what the others are compared with, seed by seed.
-        settings: Of all arms, beside `base.toml`.
-        updates: Weight versions that a run in full form makes.
+        base: File of the settings that experiments with one policy have in common.
+        settings: Of all arms, beside `base`.
+        seeds: Runs of each arm.
+        updates: Weight versions that a run makes.
         score_every: Updates between evaluations.
         shown: Figures beside the score that the table has, of the end of the run.
-        scored: What is evaluated, in settings beside `base.toml`; its families by default.
+        scored: What is evaluated, in settings beside `base`; its families by default.
         marked: Part of a run after which the score is shown too, as a share of it.
         by_samples: A run is as long as its samples are worth, branches among them: an update for every GROUPS groups.
+        quick: What is otherwise in the quick form.
     """
 
     name: str
     question: str
     arms: Sequence[Arm]
+    base: Path = BASE
     settings: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int = 5
     updates: int = 48
     score_every: int = 12
     shown: Sequence[str] = ()
     scored: Mapping[str, Any] = field(default_factory=dict)
     marked: float = 0.0
     by_samples: bool = False
+    quick: Mapping[str, Any] = field(default_factory=lambda: {"seeds": 2, "updates": 8})
+
+    @property
+    def small(self) -> "Experiment":
+        """The quick form: that everything runs, no finding."""
+        return replace(self, **self.quick)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run: one arm with one seed, for so many updates."""
+    """A run: one arm with one seed."""
 
     experiment: Experiment
     arm: Arm
     seed: int
-    updates: int
 
     @property
     def key(self) -> tuple[str, str, int, str]:
@@ -89,10 +96,15 @@ class Plan:
         return self.experiment.name, self.arm.name, self.seed, self.fingerprint
 
     @property
+    def updates(self) -> int:
+        """How long it is."""
+        return self.experiment.updates
+
+    @property
     def settings(self) -> Settings:
         """The resolved settings; `curate.capacity` and others may refuse to fit together."""
         named = {"loop.max_staleness": self.arm.lag, **self.experiment.settings, **self.arm.settings}
-        return settings_of(self.seed, named)
+        return settings_of(self.seed, named, self.experiment.base)
 
     @property
     def fingerprint(self) -> str:
@@ -107,18 +119,18 @@ class Plan:
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def settings_of(seed: int, named: Mapping[str, Any] | None = None) -> Settings:
-    """`base.toml` with the seed and what is `named` by dotted names."""
-    merged = tomllib.loads(BASE.read_text())
+def settings_of(seed: int, named: Mapping[str, Any] | None = None, base: Path = BASE) -> Settings:
+    """Those in the file `base`, with the seed and what is `named` by dotted names."""
+    merged = tomllib.loads(base.read_text())
     for name, value in {"run.seed": seed, **(named or {})}.items():
         *path, last = name.split(".")
         reduce(lambda into, part: into.setdefault(part, {}), path, merged)[last] = value
     return Settings.model_validate(merged)
 
 
-def plans(experiments: Sequence[Experiment], seeds: int, updates: int | None) -> Iterator[Plan]:
-    """All runs, seed by seed, so that what is there at any time compares all arms; `updates` None: the full form."""
-    for seed in range(seeds):
+def plans(experiments: Sequence[Experiment]) -> Iterator[Plan]:
+    """All runs, seed by seed, so that what is there at any time compares all arms."""
+    for seed in range(max((experiment.seeds for experiment in experiments), default=0)):
         for experiment in experiments:
-            for arm in experiment.arms:
-                yield Plan(experiment, arm, seed, updates or experiment.updates)
+            if seed < experiment.seeds:
+                yield from (Plan(experiment, arm, seed) for arm in experiment.arms)

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -58,10 +58,10 @@ class Findings:
         return sum(map(len, self.curves.values()))
 
 
-def findings(experiment: Experiment, rows: pa.Table, updates: int | None) -> Findings:
-    """Those of `experiment`; `updates` as for `plans`."""
+def findings(experiment: Experiment, rows: pa.Table) -> Findings:
+    """Those of `experiment`, of as many seeds as there are."""
     seeds = max(rows["seed"].to_pylist(), default=-1) + 1
-    standing = {plan.key for plan in plans([experiment], seeds, updates)}
+    standing = {plan.key for plan in plans([replace(experiment, seeds=seeds)])}
     curves: dict[str, dict[int, Any]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for row in sorted(rows.to_pylist(), key=lambda row: row["step"]):
         if (row["experiment"], row["arm"], row["seed"], row["fingerprint"]) in standing:

@@ -50,7 +50,8 @@ class Learner:
         self.version, self.orders, self.decisive = 1, Orders(), list[float]()
         self._settings, self._ranks = settings, ranks
         self._start, self._folder, self._kept = policy, folder, kept
-        self._engine = Engine(settings, ranks, policy)
+        start = settings.policy.model_copy(update={"path": str(policy)})  # adapters lie on it, a KL is to it
+        self._engine = Engine(settings.model_copy(update={"policy": start}), ranks, policy)
         self._buffer = LiveBuffer(rule(settings))
         self._branches = Branches(wait_s=0.0)
         self._scale = ProcessScale()

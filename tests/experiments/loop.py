@@ -94,7 +94,8 @@ class Run:
         self._samples += groups * loop.group_size
 
     async def _evaluate(self, step: int, last: bool = False) -> None:
-        held_out, version = settings_of(self._settings.run.seed, self._plan.experiment.scored), self._learner.version
+        experiment, version = self._plan.experiment, self._learner.version
+        held_out = settings_of(self._settings.run.seed, experiment.scored, experiment.base)
         evaluator = self._settings.evaluator
         samples = evaluator.full_samples_per_family if last else evaluator.samples_per_family
         tasks = held_out_tasks(held_out, samples, datetime.now(UTC))

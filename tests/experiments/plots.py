@@ -35,7 +35,7 @@ def curves(axes: Axes, found: Findings, arms: Sequence[str]) -> None:
         points = found.curve(arm)
         shift = 1 + 0.004 * (number - len(arms) / 2)  # so that error bars do not hide one another
         _bars(axes, [samples * shift for samples, _ in points], [value for _, value in points], arm)
-    axes.set(xlabel="episodes sampled for training", ylabel="held-out score", ylim=(0, 0.9))
+    axes.set(xlabel="episodes sampled for training", ylabel="held-out score", ylim=(0, 1))
     axes.legend(frameon=False)
 
 
@@ -45,7 +45,7 @@ def by_lag(axes: Axes, found: Findings) -> None:
     for name in OBJECTIVES:
         ends = [start, *(found.end(f"{name}, k={lag}") for lag in LAGS)]
         _bars(axes, list(range(len(ends))), ends, name)
-    axes.set(xlabel="versions that every sample is old, k", ylabel="held-out score at equal samples", ylim=(0, 0.9))
+    axes.set(xlabel="versions that every sample is old, k", ylabel="held-out score at equal samples", ylim=(0, 1))
     axes.set_xticks(range(len(LAGS) + 1), ["0", *map(str, LAGS)])
     axes.legend(frameon=False)
 

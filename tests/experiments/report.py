@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tests.experiments.arms import QUICK_UPDATES, Experiment
+from tests.experiments.arms import Experiment
 from tests.experiments.comparison import comparison
 from tests.experiments.findings import Findings, findings, table
 from tests.experiments.plots import draw
@@ -35,15 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     folder = lake(options.data, options.quick)
     docs = options.docs or (folder if options.quick else Path("docs"))
-    updates = QUICK_UPDATES if options.quick else None
-    report(list(EXPERIMENTS.values()), Results(folder).read(), docs, updates, options.compare)
+    experiments = [each.small if options.quick else each for each in EXPERIMENTS.values()]
+    report(experiments, Results(folder).read(), docs, options.compare)
 
 
-def report(
-    experiments: Sequence[Experiment], rows: pa.Table, docs: Path, updates: int | None, compare: Path | None = None
-) -> None:
+def report(experiments: Sequence[Experiment], rows: pa.Table, docs: Path, compare: Path | None = None) -> None:
     """Draw each of `experiments` that has a finished run, and fill in `docs/results.md`; prints the tables."""
-    found = [findings(experiment, rows, updates) for experiment in experiments]
+    found = [findings(experiment, rows) for experiment in experiments]
     blocks = {"machine": machine(rows)}
     for each in (each for each in found if each.num_runs):
         plot = draw(each, docs / "results")

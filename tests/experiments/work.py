@@ -18,8 +18,8 @@ from tests.experiments.results import Measure, Results
 from trainers.ranks import Ranks, prepare_environment
 
 
-def work(wanted: Sequence[Plan], results: Results, policy: Callable[[int], Path], jobs: int = 1) -> int:
-    """Run what of `wanted` is not finished, each from the `policy` of its seed; returns how many runs that were."""
+def work(wanted: Sequence[Plan], results: Results, policy: Callable[[Plan], Path], jobs: int = 1) -> int:
+    """Run what of `wanted` is not finished, each from its starting `policy`; returns how many runs that were."""
     finished = results.finished()
     waiting = [plan for plan in wanted if plan.key not in finished]
     done = len(wanted) - len(waiting)
@@ -38,12 +38,12 @@ def work(wanted: Sequence[Plan], results: Results, policy: Callable[[int], Path]
     return len(waiting)
 
 
-def one(plan: Plan, policy: Callable[[int], Path]) -> tuple[Plan, list[Measure]]:
+def one(plan: Plan, policy: Callable[[Plan], Path]) -> tuple[Plan, list[Measure]]:
     """Run a plan in this process, on one thread."""
     prepare_environment()
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
-    return plan, asyncio.run(play_out(plan, Ranks(), policy(plan.seed)))
+    return plan, asyncio.run(play_out(plan, Ranks(), policy(plan)))
 
 
 def told(plan: Plan, measures: Sequence[Measure]) -> str:
@@ -53,9 +53,9 @@ def told(plan: Plan, measures: Sequence[Measure]) -> str:
     return f"{name}: score {score:.3f}, {measures[-1].wall_s:.0f} s"
 
 
-def start(seed: int, data: Path) -> Path:
-    """The starting policy of a seed, warmed up once."""
-    settings = settings_of(seed, {"run.data_dir": str(data)})
+def start(plan: Plan, data: Path) -> Path:
+    """The policy that all arms with the seed of `plan` start from, made once."""
+    settings = settings_of(plan.seed, {"run.data_dir": str(data)}, plan.experiment.base)
     return prepare_policy(settings, lambda line: print(f"    {line}", flush=True))
 
 

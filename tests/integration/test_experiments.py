@@ -1,5 +1,6 @@
 """Experiments on the real agent, curation and DeepSpeed: into a lake, not run again, and drawn from it."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -9,33 +10,39 @@ import pytest
 from deltalake import DeltaTable
 
 from inference import demonstrate
-from tests.experiments.arms import Arm, Experiment, plans, settings_of
+from infra.stack import policy
+from tests.experiments.__main__ import unmet
+from tests.experiments.arms import Arm, Experiment, Plan, plans, settings_of
 from tests.experiments.findings import Findings
 from tests.experiments.intervals import difference, mean
 from tests.experiments.report import report
 from tests.experiments.results import Results
+from tests.experiments.variants import EXPERIMENTS
 from tests.experiments.work import work
 from trainers.warm_start import warm_start
 
 LARGER = {"families": [{"name": "larger", "num_tasks": 20}]}
 SIZES = {"evaluator.samples_per_family": 1, "evaluator.full_samples_per_family": 2}
+STALE = {"objective.name": "ppo", "learner.lora_rank": 4}
 EXPERIMENT = Experiment(
     "small",
     "Does it work?",
     [
         Arm("branches", {"credit.fork_budget": 0.5, "credit.fork_branches": 2}),
-        Arm("stale", {"objective.name": "ppo"}, lag=1, flipped=(0.5, 1.0), steered=True),
+        Arm("stale", STALE, lag=1, flipped=(0.5, 1.0), steered=True),
     ],
     settings={**LARGER, **SIZES},
+    seeds=1,
+    updates=2,
     score_every=1,
     shown=["turns"],
 )
 
 
-def policy_in(folder: Path, seed: int) -> Path:
+def policy_in(folder: Path, plan: Plan) -> Path:
     """A policy that knows what an answer looks like, and guesses: groups do not agree."""
     if not (folder / "policy").exists():
-        settings = settings_of(seed, {**LARGER, "policy.warm_start_steps": 100, "policy.warm_start_batch": 16})
+        settings = settings_of(plan.seed, {**LARGER, "policy.warm_start_steps": 100, "policy.warm_start_batch": 16})
         demonstrate.write(settings, folder / "shown")
         warm_start(settings, folder / "shown", folder / "policy")
     return folder / "policy"
@@ -44,7 +51,7 @@ def policy_in(folder: Path, seed: int) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_finished_runs_are_not_run_again_and_the_report_is_drawn_from_the_lake(tmp_path: Path) -> None:
-    results, wanted = Results(tmp_path), list(plans([EXPERIMENT], 1, 2))
+    results, wanted = Results(tmp_path), list(plans([EXPERIMENT]))
     assert work(wanted, results, partial(policy_in, tmp_path)) == 2
     rows = results.read()
     for arm in ("branches", "stale"):
@@ -59,15 +66,23 @@ def test_finished_runs_are_not_run_again_and_the_report_is_drawn_from_the_lake(t
     assert DeltaTable(str(tmp_path / "experiments")).version() == 1  # one commit a run
 
     docs = tmp_path / "docs"
-    report([EXPERIMENT], rows, docs, 2)
+    report([EXPERIMENT], rows, docs)
     assert (docs / "results" / "small.png").read_bytes().startswith(b"\x89PNG")
     assert f"| stale | 1 | {_last_score(rows, 'stale'):.3f} |" in (docs / "results.md").read_text()
 
 
 def test_other_settings_are_other_runs() -> None:
-    (run, _), (longer, _) = plans([EXPERIMENT], 1, 2), plans([EXPERIMENT], 1, 3)
-    assert run.fingerprint == next(plans([EXPERIMENT], 1, 2)).fingerprint
+    (run, _), (longer, _) = plans([EXPERIMENT]), plans([replace(EXPERIMENT, updates=3)])
+    assert run.fingerprint == next(plans([EXPERIMENT])).fingerprint
     assert run.fingerprint != longer.fingerprint
+
+
+def test_without_its_policy_an_experiment_is_left_out_and_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "SMOLLM2_PACKAGES", ("gguf_of_nobody",))
+    assert "`make smollm2`" in unmet(EXPERIMENTS["smollm2"], tmp_path)
+    assert not unmet(EXPERIMENTS["staleness"], tmp_path)
 
 
 def test_an_interval_over_seeds_is_students() -> None:
