@@ -40,7 +40,7 @@ class SmallDisk:
 
 @contextmanager
 def mounted(folder: Path, num_bytes: int) -> Generator[SmallDisk]:
-    """A disk of `num_bytes` at `folder`, which is made.
+    """A disk of `num_bytes` at `folder`, which is made. It is gone at the end, also where this process is killed.
 
     Raises:
         PermissionError: this process may not mount.
@@ -50,10 +50,12 @@ def mounted(folder: Path, num_bytes: int) -> Generator[SmallDisk]:
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", *size], capture_output=True, text=True, check=False)
     if done.returncode:
         raise PermissionError(done.stderr.strip())
+    command = ["sh", "-c", 'read _; umount -l "$0"', str(folder)]  # reads until this process closes the pipe, or ends
+    remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield SmallDisk(folder)
     finally:
-        subprocess.run(["umount", "-l", str(folder)], check=False)
+        remover.communicate()
 
 
 @contextmanager
