@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from prometheus_client import Counter, Gauge
@@ -40,6 +41,7 @@ class Rollouts:
         self._places = asyncio.Semaphore(max_episodes)
         self._members: set[asyncio.Task[None]] = set()
         self._begun: dict[asyncio.Task[None], Live] = {}
+        self._end = asyncio.Event()
         self._error: Exception | None = None
 
     @property
@@ -51,6 +53,12 @@ class Rollouts:
     def room(self) -> int:
         """Episodes that may be started: at once, or as the next ones."""
         return max(0, self._most - len(self._members))
+
+    async def wait_for_end(self, limit_s: float) -> None:
+        """Wait until an episode ends, up to `limit_s`."""
+        self._end.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._end.wait(), limit_s)
 
     def start(self, task: Task) -> None:
         """Begin every member of a group, as places become free."""
@@ -120,6 +128,7 @@ class Rollouts:
 
     def _ended(self, member: asyncio.Task[None]) -> None:
         self._members.discard(member)
+        self._end.set()
         IN_FLIGHT.set(len(self._members))
 
     def _lost(self, task: Task, index: int, started_at: datetime, kind: ErrorKind, error: str) -> Trajectory:

@@ -60,7 +60,7 @@ class RolloutService:
         self.packer = Packer(rollout.pack_linger_s)
         self.sender = Sender.of(settings, outbox, self.packer, self.producer)
         self.keeper = Keeper(self.sender.finished, outbox.folder)
-        ahead = settings.loop.group_size  # pulling takes tens of milliseconds, in which places would be empty
+        ahead = 2 * settings.loop.group_size  # a group waits while the next one is pulled, which takes milliseconds
         self.rollouts = Rollouts(self._play, self._finished, rollout.max_episodes, telemetry.instance, ahead)
         self._limits, self._toolbox = agent.Limits.of(rollout), Toolbox()
         self._tokenizer: ChatTokenizer | None = None
@@ -77,13 +77,13 @@ class RolloutService:
         """Take tasks while there is room, and begin their episodes. Behind the staleness bound, swap first."""
         if self.weights.lag > self.settings.loop.max_staleness:
             await self.weights.follow()
-        if not self._room or self.orders.pause or self._no_place() or self.weights.blocked():
-            await asyncio.to_thread(self.tasks.next, 0)  # joining takes seconds: it goes on while weights load
-            await asyncio.sleep(_IDLE_S)
+        await asyncio.to_thread(self.tasks.next, 0)  # joining takes seconds: it goes on while weights load
+        num_groups = self._room // self.settings.loop.group_size
+        if not num_groups or self.orders.pause or self._no_place() or self.weights.blocked():
+            await self.rollouts.wait_for_end(_IDLE_S)
             return
         if self._engine_is_broken:
             await asyncio.sleep(_BROKEN_PAUSE_S)
-        num_groups = max(1, self.rollouts.room // self.settings.loop.group_size)
         for task in await asyncio.to_thread(self.tasks.next, num_groups):
             if task.min_weight_version > self.weights.serving:  # of a version that the last look has not seen
                 await self.weights.follow()

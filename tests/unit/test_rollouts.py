@@ -163,6 +163,29 @@ def test_no_more_episodes_than_places_run_at_once_and_room_counts_those_that_wai
     assert most == 10
 
 
+def test_who_waits_for_an_end_hears_of_the_next_one_and_waits_no_longer_than_the_limit() -> None:
+    rows, going = Rows(), asyncio.Event()
+
+    async def play(of: Task, index: int, live: Live) -> Trajectory:
+        if index:
+            await going.wait()
+        return episode(of, index)
+
+    async def run() -> list[int]:
+        rollouts = Rollouts(play, rows.all.append, 2, "test")
+        rollouts.start(task(group_size=2))
+        async with asyncio.timeout(20):
+            await rollouts.wait_for_end(3600)
+            numbers = [rollouts.num_running]
+            await rollouts.wait_for_end(0.01)  # the end before is no news
+            numbers.append(rollouts.num_running)
+            going.set()
+            await rollouts.wait_for_end(3600)
+        return [*numbers, rollouts.num_running]
+
+    assert asyncio.run(run()) == [1, 1, 0]
+
+
 def test_an_exception_out_of_an_episode_becomes_its_row() -> None:
     rows = Rows()
 
