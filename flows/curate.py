@@ -4,7 +4,6 @@ python -m flows.curate [--config FILE ...] [--section.key=value ...]
 python -m bytewax.run flows.curate -r RECOVERY_FOLDER -s 1 -b 10
 """
 
-import gc
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -23,7 +22,7 @@ from flows.connectors.kafka_source import MergeSource
 from flows.connectors.refetch import Refetch
 from flows.earlier import Earlier
 from flows.metrics import note_curated
-from flows.run import run
+from flows.run import serve
 from flows.steps.chunk import Chunk
 from flows.steps.decode import Body, Sequences, decode
 from flows.steps.ledger import Rows
@@ -34,9 +33,7 @@ from flows.steps.shard import Shard
 from flows.steps.state import State
 from flows.steps.validate import validate
 from infra.claims import Claims
-from infra.kafka import ensure_topics
 from infra.lake import Lake
-from infra.telemetry import Stop, Telemetry, main
 from schemas.ids import shard_key
 from schemas.messages import BufferReport, Fork, Message
 from schemas.names import Service
@@ -169,14 +166,5 @@ def __getattr__(name: str) -> Dataflow:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def serve(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
-    """Run the flow until `stop` is set."""
-    ensure_topics(settings.kafka, settings.kafka.timeout_s)
-    Lake.of(settings).ensure()
-    flow = flow_for(settings, stop)
-    gc.freeze()  # modules never die: without them a full collection takes a tenth of the time
-    run(flow, Service.CURATE, settings, telemetry, stop)
-
-
 if __name__ == "__main__":
-    main(Service.CURATE, serve)
+    serve(Service.CURATE, flow_for)

@@ -22,13 +22,11 @@ from flows.connectors.kafka_sink import KafkaSink, kafka_output
 from flows.connectors.kafka_source import TopicsSource
 from flows.earlier import Earlier
 from flows.metrics import note_dispatched
-from flows.run import run
+from flows.run import serve
 from flows.steps.dispatcher import Dispatcher, News, State
 from flows.steps.draw import dealt
-from infra.kafka import ensure_topics
 from infra.kafka.follower import UNDECODABLE
 from infra.lake import Lake
-from infra.telemetry import Stop, Telemetry, main
 from schemas import messages
 from schemas.errors import ContractError
 from schemas.messages import BufferMessage, Directive, Message, Task, WeightSummary
@@ -157,12 +155,5 @@ def __getattr__(name: str) -> Dataflow:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def serve(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
-    """Run the flow until `stop` is set."""
-    ensure_topics(settings.kafka, settings.kafka.timeout_s)
-    Lake.of(settings).ensure()
-    run(flow_for(settings, stop), Service.DISPATCH, settings, telemetry, stop)
-
-
 if __name__ == "__main__":
-    main(Service.DISPATCH, serve)
+    serve(Service.DISPATCH, flow_for)

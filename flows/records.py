@@ -16,12 +16,10 @@ from bytewax.inputs import Source
 from flows.connectors.delta_sink import DeltaSink, lake_output
 from flows.connectors.epochs import Flag
 from flows.connectors.kafka_source import TopicsSource
-from flows.run import run
+from flows.run import serve
 from flows.steps.lives import stamped
 from flows.steps.records import TABLES, TOPICS, to_rows
-from infra.kafka import ensure_topics
 from infra.lake import Lake
-from infra.telemetry import Stop, Telemetry, main
 from schemas.names import Service
 from schemas.settings import Settings, current
 
@@ -63,12 +61,5 @@ def __getattr__(name: str) -> Dataflow:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def serve(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
-    """Run the flow until `stop` is set."""
-    ensure_topics(settings.kafka, settings.kafka.timeout_s)
-    Lake.of(settings).ensure()
-    run(flow_for(settings, stop), Service.RECORDS, settings, telemetry, stop)
-
-
 if __name__ == "__main__":
-    main(Service.RECORDS, serve)
+    serve(Service.RECORDS, flow_for)

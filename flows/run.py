@@ -1,5 +1,6 @@
 """How a flow is run: recovery store, epochs, health, clean stop. `python -m flows.NAME` comes here."""
 
+import gc
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,16 +16,30 @@ from flows.connectors.hold import HOLD
 from flows.recovery import claim, recovery_store, sweep
 from flows.watch import watch
 from infra import disk
-from infra.lake import Fence
+from infra.kafka import ensure_topics
+from infra.lake import Fence, Lake
 from infra.lease import Lease
-from infra.telemetry import Stop, Telemetry
+from infra.telemetry import Stop, Telemetry, main
 from schemas.errors import LagoonError, SettingsError
 from schemas.settings import Settings
 
-__all__ = ["recovery_store", "run"]
+__all__ = ["recovery_store", "run", "serve"]
 
 _BACKUP = timedelta(seconds=10)
 _SILENT_EPOCHS = 20
+
+
+def serve(name: str, flow_for: Callable[[Settings, Stop], Dataflow]) -> None:
+    """Be the process of flow `name`: make what topics and tables are missing, and run it until it is told to stop."""
+
+    def run_it(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
+        ensure_topics(settings.kafka, settings.kafka.timeout_s)
+        Lake.of(settings).ensure()
+        flow = flow_for(settings, stop)
+        gc.freeze()  # modules never die: without them a full collection takes a tenth of the time
+        run(flow, name, settings, telemetry, stop)
+
+    main(name, run_it)
 
 
 def run(flow: Dataflow, name: str, settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
