@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from inference.engines.base import Engine, EngineError, Generation
 
@@ -56,62 +56,40 @@ class TokenBudget:
 
 
 class MeteredEngine:
-    """`engine`; it is busy while any request is with it. Overlapping requests count once."""
+    """`engine`, an `Engine` again; it is busy while any request is with it. Overlapping requests count once."""
 
     def __init__(self, engine: Engine, meter: Meter, budget: TokenBudget) -> None:
         self._engine, self._meter, self._budget = engine, meter, budget
 
     @property
     def weight_version(self) -> int:
-        """See `Engine.weight_version`."""
         return self._engine.weight_version
 
     @property
     def busy_s(self) -> float:
-        """See `Engine.busy_s`."""
         return self._engine.busy_s
 
     @property
     def fault(self) -> str:
-        """See `Engine.fault`."""
         return self._engine.fault
 
     async def generate(
-        self,
-        session: str,
-        token_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        stop_ids: Sequence[int],
-        seed: int,
+        self, session: str, token_ids: Sequence[int], *, max_new_tokens: int, **sampling: Any
     ) -> Generation:
-        """See `Engine.generate`."""
         async with self._budget.hold(len(token_ids) + max_new_tokens):
             with self._meter.busy():
-                return await self._engine.generate(
-                    session,
-                    token_ids,
-                    max_new_tokens=max_new_tokens,
-                    temperature=temperature,
-                    stop_ids=stop_ids,
-                    seed=seed,
-                )
+                return await self._engine.generate(session, token_ids, max_new_tokens=max_new_tokens, **sampling)
 
     def release(self, session: str) -> None:
-        """See `Engine.release`."""
         self._engine.release(session)
 
     async def load(self, version: int, folder: Path) -> None:
-        """See `Engine.load`."""
         await self._engine.load(version, folder)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """See `Engine.score`."""
         return await self._engine.score(token_ids)
 
     async def close(self) -> None:
-        """See `Engine.close`."""
         await self._engine.close()
 
 
@@ -122,16 +100,7 @@ class RefusingEngine(MeteredEngine):
         super().__init__(engine, meter, budget)
         self._reason = reason
 
-    async def generate(
-        self,
-        session: str,
-        token_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        temperature: float,
-        stop_ids: Sequence[int],
-        seed: int,
-    ) -> Generation:
+    async def generate(self, *_: Any, **__: Any) -> Generation:
         """Refuse.
 
         Raises:
