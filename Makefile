@@ -15,7 +15,7 @@ SCENARIOS ?=
 .PHONY: help setup vllm smollm2 lock demo up down test test-secure check lint arch bench fuzz escape chaos docs clean
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 setup: .venv/synced  ## install everything into .venv, and Kafka's jars into .lagoon; quick when done before
 	@$(BIN)/python -m infra.stack.java .lagoon/kafka
