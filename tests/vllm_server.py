@@ -14,6 +14,7 @@ from inference.engines.vllm import command
 from inference.engines.vllm.client import Client
 from inference.engines.vllm.engine import VllmEngine
 from inference.engines.vllm.process import LocalServer
+from infra.turns import Turn
 from schemas.settings import Vllm
 from tests.policies import VOCABULARY, write_policy
 
@@ -42,7 +43,7 @@ class Running:
     url: str
     policies: Policies
 
-    def engine(self, folder: Path | None = None, version: int = 1) -> VllmEngine:
+    def engine(self, folder: Path | None = None, version: int = 1, turn: Turn | None = None) -> VllmEngine:
         """An engine that takes the server over and serves `version`, of the policies or in `folder`."""
         return VllmEngine(
             folder or self.policies.folders[version],
@@ -51,6 +52,7 @@ class Running:
             log=Path("unused"),
             max_tokens=MAX_TOKENS,
             threads=1,
+            turn=turn,
         )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import torch
+
 if __package__ in {None, ""}:  # started by its path: imports begin at the folder above, not among the trainers
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -48,7 +50,7 @@ def _run(settings: Settings, telemetry: Telemetry | None, stop: Stop, ranks: Ran
     desk = Desk(settings, telemetry, lease, found, ranks.size, engine.max_positions) if telemetry and lease else None
     if found is None:
         save(settings, engine, ranks, desk, publish=True)
-    while (order := ranks.share(desk.next(stop) if desk else None)).kind != "end":
+    while (order := next_order(settings, ranks, desk, stop)).kind != "end":
         if order.kind == "train":
             train(engine, ranks, desk, order)
         if order.save:
@@ -58,6 +60,13 @@ def _run(settings: Settings, telemetry: Telemetry | None, stop: Stop, ranks: Ran
     if desk:
         desk.close()
     engine.close()
+
+
+def next_order(settings: Settings, ranks: Ranks, desk: Desk | None, stop: Stop) -> Order:
+    """What all ranks do next. A card that is shared is left for as long as that is to wait."""
+    if settings.vllm.share_device:
+        torch.cuda.empty_cache()  # what the step has freed, and torch keeps, is the vLLM server's now
+    return ranks.share(desk.next(stop) if desk else None)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.engines.base import Engine
+from infra.turns import device_turn
 from schemas.settings import Settings
 
 
@@ -44,7 +45,13 @@ def _vllm(folder: Path, version: int, wanted: Wanted) -> Engine:
     limits = wanted.settings.rollout
     log = wanted.settings.run.folder / "logs" / f"vllm-{wanted.name}.log"
     return VllmEngine(
-        folder, version, settings=wanted.settings.vllm, log=log, max_tokens=limits.max_tokens, threads=wanted.threads
+        folder,
+        version,
+        settings=wanted.settings.vllm,
+        log=log,
+        max_tokens=limits.max_tokens,
+        threads=wanted.threads,
+        turn=device_turn(wanted.settings),
     )
 
 

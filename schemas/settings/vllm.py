@@ -36,6 +36,8 @@ class Vllm(Section):
     start_timeout_s: Seconds = 300
     swap_timeout_s: Seconds = 60
     """Limit of loading weights in place; beyond it the server is started anew."""
+    share_device: bool = False
+    """Learner and rollout server take turns on the same card: the server sleeps while the learner trains. Mode sync."""
     arguments: dict[str, Any] = Field(default={})
     """Passed through to the server as flags, `max_num_seqs = 64` as `--max-num-seqs 64`; Lagoon's own are refused."""
 

@@ -161,6 +161,24 @@ class Settings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _turns_are_taken(self) -> "Settings":
+        if not self.vllm.share_device:
+            return self
+        wanted = {
+            "loop.mode": (self.loop.mode, "sync"),
+            "rollout.engine": (self.rollout.engine, "vllm"),
+            "rollout.services": (self.rollout.services, 1),
+            "vllm.url": (self.vllm.url, ""),
+            "evaluator.engine": (self.evaluator.engine, "torch"),
+        }
+        if wrong := [f"{name} = {right!r} (got {got!r})" for name, (got, right) in wanted.items() if got != right]:
+            raise ValueError(
+                "with vllm.share_device one vLLM server and the learner take turns on a card, which asynchronous "
+                f"rollouts would never leave, so it needs {', '.join(wrong)}"
+            )
+        return self
+
     def save(self, path: Path) -> None:
         """Write the resolved settings as JSON, replacing the file in one step."""
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,7 @@ from inference.engines.torch_engine import TorchEngine
 from inference.engines.vllm.client import Client
 from inference.engines.vllm.engine import VllmEngine
 from inference.serving import prove
+from infra.turns import Turn
 from infra.weights import WeightStore
 from schemas.errors import WeightStoreError
 from schemas.messages import Probe
@@ -181,6 +182,49 @@ def test_a_reload_that_misses_the_tied_head_is_found_out_by_the_probe_and_lagoon
         await prove(engine, published, TOLERANCE)
 
     _with(server, run)
+
+
+def test_a_server_sleeps_between_episodes_while_the_learner_has_the_card_and_wakes_up_unchanged(
+    server: Running, tmp_path: Path
+) -> None:
+    """On a CPU vLLM moves nothing when it sleeps; it stops scheduling, and drops its prefix cache."""
+    learners, ids = Turn(tmp_path / "turn"), prompt(9, 100)
+
+    async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(60):
+            while not await condition():
+                await asyncio.sleep(0.02)
+
+    async def can_train() -> bool:
+        return learners.take()
+
+    async def run() -> None:
+        engine, client = server.engine(turn=Turn(tmp_path / "turn")), Client(server.url)
+        try:
+            first = await say(engine, ids, 20)
+            await asyncio.sleep(1)  # longer than an idle server stays awake; the episode goes on
+            assert (learners.take(), await client.is_sleeping()) == (False, False)
+            engine.release("s")
+            await until(can_train)
+            assert await client.is_sleeping()
+            again = asyncio.create_task(say(engine, ids, 20))
+            await asyncio.sleep(1)
+            assert (again.done(), await client.is_sleeping()) == (False, True)
+            learners.release()
+            assert (await again).token_ids == first.token_ids
+            assert max(errors(await again, ids, server.policies.models)) < TOLERANCE
+            engine.release("s")
+            await until(client.is_sleeping)
+            await engine.load(2, server.policies.folders[2])  # wakes up for it
+            second = await say(engine, ids, 20)
+            assert max(errors(second, ids, server.policies.models)) < TOLERANCE
+            assert second.spans == (WeightVersionSpan(0, 20, 2),)
+        finally:
+            await engine.close()
+            await client.close()
+        assert learners.take()
+
+    asyncio.run(run())
 
 
 def test_a_cancelled_request_is_aborted_in_the_server(server: Running) -> None:

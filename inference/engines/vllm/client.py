@@ -77,6 +77,18 @@ class Client:
         if not answer.get("success"):
             raise EngineError("the prefix cache could not be emptied; its entries are of other weights")
 
+    async def sleep(self, limit_s: float) -> None:
+        """Move the weights off the device and drop the KV cache. No request may be in flight."""
+        await self._ask("POST", "/sleep?level=1", None, limit_s)
+
+    async def wake_up(self, limit_s: float) -> None:
+        """Bring back what `sleep` moved, and go on."""
+        await self._ask("POST", "/wake_up", None, limit_s)
+
+    async def is_sleeping(self) -> bool:
+        """Whether it sleeps, or is paused."""
+        return bool((await self._ask("GET", "/is_sleeping", None, _CONTROL_S))["is_sleeping"])
+
     async def metrics(self) -> str:
         """The server's own metrics, as Prometheus text."""
         return await self._ask("GET", "/metrics", None, _CONTROL_S)

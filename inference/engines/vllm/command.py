@@ -40,7 +40,7 @@ def command(settings: Vllm, folder: Path, port: int, max_tokens: int) -> list[st
         "uvicorn_log_level": "warning",  # not a line for each request
         "worker_extension_cls": "lagoon_reload.Reload",
     }
-    given, needed = ({}, {}) if has_gpu() else (_CPU, _CPU_OWNED)
+    given, needed = ({}, {"enable_sleep_mode": settings.share_device}) if has_gpu() else (_CPU, _CPU_OWNED)
     named = {key.replace("-", "_"): value for key, value in settings.arguments.items()}
     flags = [_flag(key, value) for key, value in (given | named | needed | owned).items()]
     module = "vllm.entrypoints.openai.api_server"  # the `vllm` command does not find itself in the CPU distribution

@@ -15,9 +15,11 @@ from prometheus_client import Gauge
 
 from inference.engines.base import EngineError, Generation, check_context
 from inference.engines.vllm import replies
+from inference.engines.vllm.card import Card
 from inference.engines.vllm.client import Client
 from inference.engines.vllm.clock import Clock
 from inference.engines.vllm.process import LocalServer
+from infra.turns import Turn
 from schemas.settings import Vllm
 
 STALL = Gauge("lagoon_swap_stall_seconds", "Time from pause to resume in the last weight swap")
@@ -32,7 +34,17 @@ _MEASURE_S = 2.0
 class VllmEngine:
     """An `Engine` (see `inference.engines.base`) on a vLLM server: one of its own, or one at a given address."""
 
-    def __init__(self, folder: Path, version: int, *, settings: Vllm, log: Path, max_tokens: int, threads: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        version: int,
+        *,
+        settings: Vllm,
+        log: Path,
+        max_tokens: int,
+        threads: int,
+        turn: Turn | None = None,
+    ) -> None:
         """Nothing is started before the first request.
 
         Args:
@@ -42,6 +54,7 @@ class VllmEngine:
             log: Where an own server's output goes.
             max_tokens: Longest context, prompt and sampled tokens together.
             threads: Of an own server, on a CPU.
+            turn: On a card that it shares; see `inference.engines.vllm.card`.
         """
         self._settings, self._max_tokens = settings, max_tokens
         self._first = folder, version
@@ -50,7 +63,8 @@ class VllmEngine:
         self._client: Client | None = None
         self._clock, self._lock = Clock(), asyncio.Lock()
         self._lost = ""
-        self._measuring: asyncio.Task[None] | None = None
+        self._card = Card(turn, settings.swap_timeout_s)
+        self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
 
     @property
@@ -66,7 +80,7 @@ class VllmEngine:
     @property
     def fault(self) -> str:
         """See `Engine.fault`."""
-        return self._lost or self._server.fault
+        return self._lost or self._server.fault or self._card.fault
 
     async def generate(
         self,
@@ -78,7 +92,7 @@ class VllmEngine:
         stop_ids: Sequence[int],
         seed: int,
     ) -> Generation:
-        """See `Engine.generate`. Sessions need no name here: the prefix cache knows them by their tokens."""
+        """See `Engine.generate`. The prefix cache knows sessions by their tokens."""
         check_context(token_ids, max_new_tokens, self._max_tokens)
         sampling = {
             "max_tokens": max_new_tokens,
@@ -87,37 +101,47 @@ class VllmEngine:
             "ignore_eos": True,
             "seed": seed,
         }
-        client, entered = await self._up(), self._clock.enter()
-        try:
-            reply = await client.generate(list(token_ids), sampling)
-        except EngineError as error:
-            raise EngineError(self.fault or str(error)) from error
-        finally:
-            share_s = self._clock.leave(entered)
+        async with self._card.needed(session):
+            client, entered = await self._up(), self._clock.enter()
+            try:
+                reply = await client.generate(list(token_ids), sampling)
+            except EngineError as error:
+                raise EngineError(self.fault or str(error)) from error
+            finally:
+                share_s = self._clock.leave(entered)
         return replies.generation(reply, stop_ids, temperature, share_s)
 
     def release(self, session: str) -> None:
         """See `Engine.release`. The prefix cache forgets by age."""
+        self._card.release(session)
 
     async def load(self, version: int, folder: Path) -> None:
         """See `Engine.load`. Starts the server where none runs."""
         async with self._lock:
-            if self._client is not None and not self.fault:
-                await self._swap(self._client, version, folder)
-            else:
-                await self._start(version, folder)
+            if was_broken := self.fault:
+                self._card.forget()
+            async with self._card.needed():
+                if self._client is not None and not was_broken:
+                    await self._swap(self._client, version, folder)
+                else:
+                    await self._start(version, folder)
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """See `Engine.score`."""
-        client = await self._up()
-        reply = await client.generate(list(token_ids), {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0})
+        async with self._card.needed():
+            client = await self._up()
+            reply = await client.generate(list(token_ids), {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0})
         return replies.prompt_logprobs(reply, token_ids)
 
     async def close(self) -> None:
         """See `Engine.close`."""
         self._closed = True
         await self._disconnect()
+        await self._stop()
+
+    async def _stop(self) -> None:
         await asyncio.to_thread(self._server.stop)
+        self._card.gone()
 
     async def _up(self) -> Client:
         """The client of a server that is up; the first call starts it.
@@ -145,11 +169,11 @@ class VllmEngine:
             await self._take_over(client, version, folder)
         except BaseException as error:
             await client.close()
-            await asyncio.to_thread(self._server.stop)
+            await self._stop()
             self._lost = str(error) or repr(error)
             raise
         self._client, self._served = client, (folder, version)
-        self._measuring = asyncio.create_task(self._measure(client), name="vllm metrics")
+        self._tasks = [asyncio.create_task(work) for work in (self._measure(client), self._card.rest(client))]
 
     async def _take_over(self, client: Client, version: int, folder: Path) -> None:
         """An own server has the weights already; what a given one holds is not known."""
@@ -198,12 +222,12 @@ class VllmEngine:
         """Requests in flight fail; the next `load` starts anew."""
         self._lost = reason
         await self._disconnect()
-        await asyncio.to_thread(self._server.stop)
+        await self._stop()
 
     async def _disconnect(self) -> None:
-        if self._measuring is not None:
-            self._measuring.cancel()
-            self._measuring = None
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
         if self._client is not None:
             client, self._client = self._client, None
             await client.close()
