@@ -26,6 +26,9 @@ BRANCHES = Experiment(
         Arm("GAE with value head", {"credit.baseline": "value"}),
         Arm("branches, budget 1", {"credit.fork_budget": 1.0, "credit.fork_branches": 2}),
         Arm("branches of every turn", {"credit.fork_budget": 16.0, "credit.fork_branches": 2}, groups=2),
+        Arm(
+            "one branch of every turn, small batches", {"credit.fork_budget": 16.0, "credit.fork_branches": 1}, groups=1
+        ),
     ],
     settings=ROAD,
     scored=ROAD,

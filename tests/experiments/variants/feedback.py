@@ -2,12 +2,12 @@
 
 from tests.experiments.arms import Arm, Experiment
 
-BAD = (0.25, 7 / 12)
-"""Updates 12 to 28 of 48: a verifier that is wrong until somebody mends it."""
+BAD = (0.25, 2 / 3)
+"""Updates 12 to 32 of 48: a verifier that is wrong until somebody mends it."""
 
 FEEDBACK = Experiment(
     "feedback",
-    "For a third of the run all rewards are flipped: does the evaluator's feedback limit the damage?",
+    "For 20 of 48 updates all rewards are flipped: does the evaluator's feedback limit the damage?",
     [
         Arm("feedback off", flipped=BAD, lag=1),
         Arm("feedback on", flipped=BAD, lag=1, steered=True),
