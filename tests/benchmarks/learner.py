@@ -5,8 +5,8 @@ OMP_NUM_THREADS=1 python -m tests.benchmarks.learner [--policy DIR] [--rows N] [
 The learner's step goes from rows of the lake to new weights: credit, micro-batches of tensors, objective, metrics,
 forward, backward, optimizer. The bare one gets the same tensors, positions of packed rows among them, and has the
 plainest loss, minus the sum of advantage times logprob. Then a learner's stream on a real lake that holds data: how
-long it waits. Steps take turns, figures are of median steps, all but the waiting in time of this process, in which other
-processes have no part.
+long it waits. Steps take turns, figures are of median steps, all but the waiting in time of this process, in which
+other processes have no part.
 Aimed at: bare / learner 0.95 or more, credit and objective 3 % of a step or less, waiting below 1 %.
 """
 
