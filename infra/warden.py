@@ -8,6 +8,7 @@ recovery stores, outboxes and checkpoints are for. Kafka and MLflow are not look
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from prometheus_client import Counter as Metric
 
@@ -21,6 +22,7 @@ from schemas.settings import Settings
 KILLED = Metric("lagoon_hung_processes", "Processes that were killed because they hung", ["program"])
 
 _LOOK_EVERY_S = 1.0
+_ASKED_AT_ONCE = 16
 _LONGEST_LOOK_S = 5.0
 """Counted of the time between two looks: while this process stands still itself, it can blame nobody."""
 
@@ -34,6 +36,7 @@ class Warden:
         """`is_silent` and `kill` take the name of a program; `now` is monotonic, in seconds, here and below."""
         self.killed = Counter[str]()
         self._limit_s, self._is_silent, self._kill = limit_s, is_silent, kill
+        self._askers = ThreadPoolExecutor(_ASKED_AT_ONCE)
         self._looked_at = now
         self._silent_s: dict[tuple[str, int], float] = {}
 
@@ -42,7 +45,8 @@ class Warden:
         passed_s, self._looked_at = min(now - self._looked_at, _LONGEST_LOOK_S), now
         others = (*programs.SERVERS, Service.WARDEN)
         running = [s for s in states if s.name == "running" and s.program not in others]
-        silent = [(s.program, s.pid) for s in running if self._is_silent(s.program)]
+        answers = self._askers.map(self._is_silent, [s.program for s in running])
+        silent = [(s.program, s.pid) for s, is_silent in zip(running, answers, strict=True) if is_silent]
         self._silent_s = {key: self._silent_s.get(key, -passed_s) + passed_s for key in silent}
         for program, pid in [key for key, silent_s in self._silent_s.items() if silent_s >= self._limit_s]:
             del self._silent_s[program, pid]
