@@ -26,13 +26,12 @@ class Returning:
     @property
     def fault(self) -> str:
         """Why episodes wait; empty where they do not."""
-        error = self._sender.error
-        return self._keeper.fault or self._sender.full or (f"episodes wait in the outbox: {error}" if error else "")
+        return self._keeper.fault or self._sender.no_place or self._sender.unsent
 
     @property
     def is_full(self) -> bool:
         """Kafka has to take some before more are played."""
-        return self._outbox.is_full or bool(self._keeper.fault)
+        return bool(self._keeper.fault or self._sender.no_place)
 
     def started(self, task: Task) -> None:
         """The members of a group begin."""

@@ -88,6 +88,19 @@ class Sender:
         """Why episodes cannot be packed; empty where they can."""
         packer.add(outbox.loose, 0.0)
 
+    @property
+    def unsent(self) -> str:
+        """Why finished episodes wait in the outbox; empty where nothing keeps them."""
+        if isinstance(self.error, BrokerError):
+            return f"Kafka takes no episodes: {self.error}"
+        return f"episodes wait in the outbox: {self.error}" if self.error else ""
+
+    @property
+    def no_place(self) -> str:
+        """Why no more episodes may begin: they would find no place on disk; empty where they would."""
+        limit = f"the outbox is full ({self._outbox.num_bytes} bytes), so no tasks are pulled"
+        return self.full or (limit if self._outbox.is_full else "")
+
     @classmethod
     def of(cls, settings: Settings, outbox: Outbox, packer: Packer, producer: Producer) -> "Sender":
         """With the topics and the store for claims of `settings`."""

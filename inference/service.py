@@ -186,24 +186,15 @@ class RolloutService:
     def _engine_is_broken(self) -> bool:
         return self.rollouts.failed_in_a_row >= _BROKEN_AFTER
 
-    def _unsent(self) -> str:
-        """Why finished episodes wait in the outbox."""
-        error = self.sender.error
-        if isinstance(error, BrokerError):
-            return f"Kafka takes no episodes: {error}"
-        return f"episodes wait in the outbox: {error}" if error else ""
-
     def _no_place(self) -> str:
-        """Why a finished episode would have no place on disk; empty when it would."""
-        limit = f"the outbox is full ({self.outbox.num_bytes} bytes), so no tasks are pulled"
-        return self.keeper.fault or self.sender.full or (limit if self.outbox.is_full else "")
+        return self.keeper.fault or self.sender.no_place
 
     def _health(self) -> tuple[bool, str]:
         """Whether all is well, and what is to be known."""
         troubles = (
             self.weights.blocked(),
             self.tasks.error,
-            self._unsent(),
+            self.sender.unsent,
             self._no_place(),
             f"the engine failed {self.rollouts.failed_in_a_row} times in a row" if self._engine_is_broken else "",
             self.weights.warning(),
