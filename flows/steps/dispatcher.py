@@ -1,6 +1,5 @@
 """The dispatcher: opens groups, keeps their leases, issues again what did not come back."""
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,15 +11,12 @@ from flows.steps.difficulty import Posterior
 from flows.steps.dispatches import Entry, to_rows
 from flows.steps.draw import Choice, Deal, Difficulty, draw
 from flows.steps.rounds import Round
+from flows.steps.stored import Stored
 from flows.steps.supply import Supply
 from infra.control import refused
-from schemas.errors import ContractError
 from schemas.messages import BufferReport, Directive, Fork, LearnerReport, Task, WeightSummary
 from schemas.names import OUTCOMES, Event, Origin
 from schemas.settings import Settings
-
-FORMAT = 4
-"""Version of the pickled state."""
 
 PAUSE_S = 5.0
 """A clock that moved by more, either way, was set or was the dispatcher's absence; no lease has to answer for it."""
@@ -39,12 +35,19 @@ class Lease(NamedTuple):
 
 
 @dataclass(slots=True)
-class State:
-    """What the dispatcher knows. `decided` are tasks of this epoch, `ready` those of epochs before."""
+class State(Stored):
+    """What the dispatcher knows. `decided` are tasks of this epoch, `ready` those of epochs before.
+
+    `weight_version` is the newest, and `train_step` the one that made it.
+    """
+
+    FLOW = "dispatch"
+    FORMAT = 5
 
     supply: Supply
     now_ms: int = 0
     weight_version: int = 0
+    train_step: int = 0
     num_draws: int = 0
     pause: Directive | None = None
     min_weight_version: int = 0
@@ -58,22 +61,6 @@ class State:
     round: Round = field(default_factory=Round)
     decided: list[Task] = field(default_factory=list)
     ready: list[Task] = field(default_factory=list)
-
-    def to_bytes(self) -> bytes:
-        """The state as it goes into the recovery store: an immutable copy."""
-        return pickle.dumps((FORMAT, self), pickle.HIGHEST_PROTOCOL)
-
-    @classmethod
-    def from_bytes(cls, body: bytes) -> "State":
-        """The state in `body`.
-
-        Raises:
-            ContractError: it was written by another version of this code.
-        """
-        format_, state = pickle.loads(body)  # noqa: S301  (our own recovery store)
-        if format_ != FORMAT:
-            raise ContractError(f"dispatch state of format {format_}; this code reads {FORMAT}")
-        return state
 
 
 class Dispatcher:
@@ -97,9 +84,9 @@ class Dispatcher:
         elif isinstance(news, LearnerReport):
             self.state.supply.note_learner(news.num_available, self.state.now_ms, self.settings)
             self.state.round.note_learner(news, self.state.now_ms, self.settings)
-            self._note_version(news.weight_version)
+            self._note_version(news.weight_version, news.train_step)
         elif isinstance(news, WeightSummary):
-            self._note_version(news.version)
+            self._note_version(news.version, news.train_step)
         elif isinstance(news, Fork):
             self._fork(news)
         elif news.target in {"dispatch", "all"}:
@@ -119,8 +106,9 @@ class Dispatcher:
         state.supply.stale = sum(t.get(Event.STALE, 0) for t in totals)
         state.supply.outcomes = sum(t.get(event, 0) for t in totals for event in OUTCOMES)
 
-    def _note_version(self, version: int) -> None:
-        self.state.weight_version = max(self.state.weight_version, version)
+    def _note_version(self, version: int, train_step: int) -> None:
+        if version > self.state.weight_version:
+            self.state.weight_version, self.state.train_step = version, train_step
 
     def _follow(self, directive: Directive) -> None:
         state = self.state
@@ -153,6 +141,8 @@ class Dispatcher:
         tasks = [lease.task for lease in state.leases.values() if lease.task.branch is None]
         if loop.mode == "async":
             return state.supply.num_groups(len(tasks), loop.group_size)
+        if state.train_step >= self.settings.learner.num_train_steps:  # nobody would train on another round
+            return 0
         return state.round.num_groups(state.weight_version, state.now_ms, state.live.values(), tasks, self.settings)
 
     @property

@@ -1,6 +1,5 @@
 """State of a shard: ids, scores and counts, never payloads. Plain, bounded, and pickled once an epoch."""
 
-import pickle
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -8,19 +7,19 @@ from flows.steps.difficulty import Posterior
 from flows.steps.eviction import Live
 from flows.steps.groups import ClosedGroup, OpenGroup
 from flows.steps.purse import Purse
+from flows.steps.stored import Stored
 from flows.steps.tally import Tally
-from schemas.errors import ContractError
-
-FORMAT = 3
-"""Version of the pickled state; another one is refused by name rather than misread."""
 
 MAX_IMPORTS = 16_384
 MAX_TASKS = 65_536
 
 
 @dataclass(slots=True)
-class State:
+class State(Stored):
     """What a shard knows. Open groups lie in order of opening, closed ones in order of closing."""
+
+    FLOW = "curate"
+    FORMAT = 3
 
     now_ms: int = 0
     learner_version: int = 0
@@ -64,22 +63,6 @@ class State:
         self.tally.changed_tasks[task_id] = None
         if len(self.posteriors) > MAX_TASKS:
             del self.posteriors[next(iter(self.posteriors))]
-
-    def to_bytes(self) -> bytes:
-        """The state as it goes into the recovery store: an immutable copy."""
-        return pickle.dumps((FORMAT, self), pickle.HIGHEST_PROTOCOL)
-
-    @classmethod
-    def from_bytes(cls, body: bytes) -> "State":
-        """The state in `body`.
-
-        Raises:
-            ContractError: it was written by another version of this code.
-        """
-        format_, state = pickle.loads(body)  # noqa: S301  (our own recovery store)
-        if format_ != FORMAT:
-            raise ContractError(f"curate state of format {format_}; this code reads {FORMAT}")
-        return state
 
 
 def each_id(group: ClosedGroup) -> list[bytes]:

@@ -76,6 +76,8 @@ def test_each_version_is_trained_once_on_a_batch_that_it_sampled_itself_and_the_
     for version in range(1, STEPS + 1):
         needed = BATCH // GROUP + _rows(lake, short.format(version))[0][0]
         assert _rows(lake, opened.format(version))[0][0] <= needed
+    # nothing was opened for the weights of the last step
+    assert _rows(lake, f"select count(*) from dispatches where min_weight_version > {STEPS}") == [(0,)]
     # and nothing was opened before the weights were there that are to sample it
     early = """
         select count(*) from dispatches d

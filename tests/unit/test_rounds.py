@@ -70,6 +70,24 @@ def test_the_next_round_begins_with_the_next_version_and_demands_it() -> None:
     assert [t.min_weight_version for t in sent(dispatcher)] == [2, 2]
 
 
+def test_no_round_is_opened_for_the_weights_of_the_last_step_unless_the_run_is_made_longer() -> None:
+    dispatcher = started()
+    last = settings().learner.num_train_steps
+    dispatcher.hear(report(*sent(dispatcher), live={1: 8}))
+    dispatcher.hear(learner(0).model_copy(update={"train_step": last}))  # done, and its weights not yet published
+    dispatcher.hear(weights(2).model_copy(update={"train_step": last}))
+    dispatcher.tick(2 * S)
+    dispatcher.hear(report(live={}, version=2))  # the batch is gone
+    dispatcher.tick(3 * S)
+    assert sent(dispatcher) == []
+    longer = settings().model_copy(
+        update={"learner": settings().learner.model_copy(update={"num_train_steps": last + 1})}
+    )
+    resumed = Dispatcher(longer, dispatcher.state)
+    resumed.tick(4 * S)
+    assert [t.min_weight_version for t in sent(resumed)] == [2, 2]
+
+
 def test_a_group_without_signal_is_replaced_at_the_same_version() -> None:
     dispatcher = started()
     first, _ = sent(dispatcher)
