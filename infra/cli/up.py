@@ -9,8 +9,8 @@ from schemas.settings import Settings
 
 SUMMARY = """\
 Start the local Kafka broker and MLflow server (unless the settings give their addresses), make topics, tables and the
-starting policy, and start the processes of the run; whatever runs already is left alone. Processes that die are
-started again.
+starting policy, and start the processes of the run; whatever runs already is left alone. Processes that die
+or hang are started again.
 """
 
 
