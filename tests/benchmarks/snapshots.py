@@ -1,11 +1,11 @@
-"""What a weight version costs as a delta and in full: bytes, and seconds to publish and to fetch.
+"""What a weight version costs as a delta, as adapters and in full: bytes, and seconds to publish and to fetch.
 
 python -m tests.benchmarks.snapshots [--model DIR] [--steps 1] [--out bench.jsonl]
 
 A policy takes real AdamW steps in float32, on tokens drawn at random, and is published in the precision given. Three
-kinds of change: `sft` (learning rate 2e-5) and `rl` (1e-6) move all weights, `lora` the query and value projections of
-every second layer by a product of rank 8. The reader holds the version before. The store is a local folder, so seconds
-are those of the processor and the disk; over a network the bytes count. Without --model the policies are one of the
+kinds of change: `sft` (learning rate 2e-5) and `rl` (1e-6) move all weights, `lora` (1e-4) adapters of rank 8 on all
+projections. The reader holds the version before. The store is a local folder, so seconds are those of the processor and
+the disk; over a network the bytes count. Without --model the policies are one of the
 demo's size, and SmolLM2-135M in bfloat16 (`make smollm2`), which takes two minutes and 3.3 GB of memory.
 """
 
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,17 +24,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from infra.stack.policy import check_packages, prepare_policy
+from infra.weight_adapters import UP
 from infra.weight_delta import diff
-from infra.weights import WeightStore, describe, fingerprint_file
+from infra.weights import Adapters, WeightStore, describe, fingerprint_file
 from schemas.messages import Manifest
-from schemas.settings import load
+from schemas.settings import Learner, load
 from tests.benchmarks.lines import keep
 from tests.policies import write_policy
+from trainers.lora import adapt, merged, write_adapters
 from trainers.policy import export, load_policy
 
+WAYS = ("full", "delta", "adapters")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 RATES = {"rl": 1e-6, "rl-10x": 1e-5, "sft": 2e-5}
-RANK, LENGTH = 8, 64
+ADAPTERS_RATE, LENGTH = 1e-4, 64
+LEARNER = Learner(lora_rank=8)
+SCALE = LEARNER.lora_alpha / LEARNER.lora_rank
 
 
 def train(model: PreTrainedModel, rate: float, steps: int) -> None:
@@ -47,14 +53,11 @@ def train(model: PreTrainedModel, rate: float, steps: int) -> None:
         optimizer.step()
 
 
-@torch.no_grad()
-def adapt(model: PreTrainedModel) -> None:
-    """Add a product of rank 8, a thousandth of the weights' size, to some projections."""
-    generator = torch.Generator().manual_seed(0)
-    for name, weight in model.named_parameters():
-        if name.endswith(("q_proj.weight", "v_proj.weight")) and int(name.split(".")[2]) % 2 == 0:
-            a, b = (torch.randn(n, RANK, generator=generator) for n in weight.shape)
-            weight.add_(a @ b.T, alpha=1e-3 * float(weight.std()))
+def train_adapters(model: PreTrainedModel, steps: int) -> None:
+    """The same of adapters alone."""
+    torch.manual_seed(0)
+    adapt(model, LEARNER)
+    train(model, ADAPTERS_RATE, steps)
 
 
 def measure(
@@ -66,25 +69,30 @@ def measure(
     for folder in (old, new):
         if folder == new:
             change(model)
-        export(model, _cast(model.state_dict(), dtype), source, folder)
-    del model
+        tensors = _cast(model.state_dict(), dtype)
+        export(model, merged(tensors, SCALE), source, folder)
+    write_adapters(tensors, SCALE, file := root / "model.adapters.safetensors")
+    has_adapters = any(name.endswith(UP) for name in tensors)
+    del model, tensors
     figures = {"unchanged": _unchanged(old / "model.safetensors", new / "model.safetensors")}
     made, began = root / "m.delta.safetensors", time.perf_counter()
     assert diff(old / "model.safetensors", new / "model.safetensors", made, 2**62)
     figures |= {"diff_s": time.perf_counter() - began, "delta_bytes": made.stat().st_size}
     figures["full_bytes"] = (new / "model.safetensors").stat().st_size
-    for way, before in (("full", None), ("delta", old)):
-        figures |= {f"{way}_{name}": value for name, value in _travel(root / way, old, new, before).items()}
+    for way in WAYS if has_adapters else WAYS[:2]:
+        before, adapters = (old if way == "delta" else None), (file if way == "adapters" else None)
+        figures |= {f"{way}_{name}": value for name, value in _travel(root / way, old, new, before, adapters).items()}
     return figures
 
 
-def _travel(root: Path, old: Path, new: Path, before: Path | None) -> dict[str, float]:
+def _travel(root: Path, old: Path, new: Path, before: Path | None, adapters: Path | None) -> dict[str, float]:
     """Seconds to publish `new`, and to fetch it where `old` is; bytes that moved."""
     store = WeightStore(str(root / "store"))
     store.publish(old, _manifest(old, 1))
     store.fetch(1, root / "cache")
-    manifest, times = _manifest(new, 2), [time.perf_counter()]
-    store.publish(new, manifest, before)
+    manifest, base = _manifest(new, 2), store.manifest(1)
+    times = [time.perf_counter()]
+    store.publish(new, manifest, before, Adapters(adapters, old, base) if adapters else None)
     times.append(time.perf_counter())
     folder = store.fetch(2, root / "cache")
     times.append(time.perf_counter())
@@ -131,10 +139,12 @@ def policies(scratch: Path) -> dict[str, tuple[Path, tuple[str, ...]]]:
 
 def report(name: str, kind: str, precision: str, found: Mapping[str, float], out: Path | None) -> None:
     """A line of the table, and one of `out`."""
-    ratio = found["delta_bytes"] / found["full_bytes"]
-    ways = [f"{found[f'full_{step}_s']:10.2f} / {found[f'delta_{step}_s']:.2f}" for step in ("publish", "fetch")]
-    shown = f"{found['unchanged']:10.4f} {ratio:11.4f} {found['full_bytes'] / 1e6:11.2f}"
-    print(f"{name:13} {kind:8} {precision:9} {shown} {found['diff_s']:7.2f}", *ways, flush=True)
+    ways = [way for way in WAYS if f"{way}_fetch_s" in found]
+    times = ["/".join(f"{found[f'{way}_{step}_s']:.2f}" for way in ways) for step in ("publish", "fetch")]
+    ratio, adapters = found["delta_bytes"] / found["full_bytes"], found.get("adapters_moved_bytes")
+    small = f"{adapters / found['full_bytes']:8.4f}" if adapters else f"{'':8}"
+    shown = f"{found['unchanged']:10.4f} {ratio:11.4f} {small} {found['full_bytes'] / 1e6:9.2f}"
+    print(f"{name:13} {kind:8} {precision:9} {shown} {found['diff_s']:7.2f}  {times[0]:16} {times[1]}", flush=True)
     line = {"name": f"snapshots {name} {kind} {precision}", "value": found["delta_bytes"], "unit": "bytes"}
     keep(out, {**line, "reference": found["full_bytes"], "ratio": round(ratio, 4), **found})
 
@@ -145,13 +155,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    changes = {kind: lambda model, rate=rate: train(model, rate, options.steps) for kind, rate in RATES.items()}
+    changes = {kind: partial(train, rate=rate, steps=options.steps) for kind, rate in RATES.items()}
+    changes["lora"] = partial(train_adapters, steps=options.steps)
     with tempfile.TemporaryDirectory() as scratch:
         chosen = {"given": (options.model, ("bf16",))} if options.model else policies(Path(scratch))
-        columns = "unchanged  delta/full     full MB  diff s  publish s full/delta  fetch s full/delta"
+        columns = "unchanged  delta/full adapters   full MB  diff s  publish s        fetch s: full/delta/adapters"
         print(f"policy        change   precision  {columns}")
         for name, (source, precisions) in chosen.items():
-            for kind, change in (changes | {"lora": adapt}).items():
+            for kind, change in changes.items():
                 for precision in precisions:
                     found = measure(source, DTYPES[precision], change, root := Path(scratch) / "case")
                     shutil.rmtree(root)
