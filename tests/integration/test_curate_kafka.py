@@ -283,9 +283,9 @@ def serving(saved: Path, failpoints: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_until_balanced(lake: Lake, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
+    live, deadline = sql.Live(lake), time.monotonic() + 60
     while time.monotonic() < deadline:
-        rows = sql.connect(lake).sql("select in_flight, balanced from conservation").fetchall()
+        rows = live.ask("select in_flight, balanced from conservation")
         if rows and all(in_flight == 0 and balanced for in_flight, balanced in rows):
             return
         assert process.poll() is None
