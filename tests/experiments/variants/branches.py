@@ -22,6 +22,7 @@ BRANCHES = Experiment(
     "One turn decides and the others are noise: does credit find that turn, and is more learned from the same samples?",
     [
         Arm("outcome only"),
+        Arm("outcome only, small batches", groups=3),
         Arm("outcome only, large batches", {"loop.batch_size": 192}, groups=22),
         Arm("GAE with value head", {"credit.baseline": "value"}),
         Arm("branches, budget 1", {"credit.fork_budget": 1.0, "credit.fork_branches": 2}),
