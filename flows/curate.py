@@ -5,7 +5,7 @@ python -m bytewax.run flows.curate -r RECOVERY_FOLDER -s 1 -b 10
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import bytewax.operators as op
@@ -22,7 +22,7 @@ from flows.connectors.kafka_source import MergeSource
 from flows.connectors.refetch import Refetch
 from flows.earlier import Earlier
 from flows.metrics import note_curated
-from flows.run import serve
+from flows.run import of_current_run, serve
 from flows.steps.chunk import Chunk
 from flows.steps.decode import Body, Sequences, decode
 from flows.steps.ledger import Rows
@@ -37,7 +37,7 @@ from infra.lake import Lake
 from schemas.ids import shard_key
 from schemas.messages import BufferReport, Fork, Message
 from schemas.names import Service
-from schemas.settings import Run, Settings, current
+from schemas.settings import Run, Settings
 from schemas.tables import DEAD_LETTERS, EXPERIENCE, GROUPS, LEDGER, TASK_DIFFICULTY
 from schemas.topics import BUFFER, CONTROL, TRAJECTORIES, WEIGHTS
 
@@ -158,13 +158,7 @@ def flow_for(settings: Settings, stop: Flag | None = None, stop_at_end: bool = F
     )
 
 
-@cache
-def __getattr__(name: str) -> Dataflow:
-    """`flow`, for `python -m bytewax.run flows.curate`: the flow of the current run."""
-    if name == "flow":
-        return flow_for(current())
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+__getattr__ = of_current_run(flow_for)
 
 if __name__ == "__main__":
     serve(Service.CURATE, flow_for)

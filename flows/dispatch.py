@@ -6,7 +6,7 @@ python -m bytewax.run flows.dispatch -r RECOVERY_FOLDER -s 1 -b 10
 
 import logging
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import bytewax.operators as op
@@ -22,7 +22,7 @@ from flows.connectors.kafka_sink import KafkaSink, kafka_output
 from flows.connectors.kafka_source import TopicsSource
 from flows.earlier import Earlier
 from flows.metrics import note_dispatched
-from flows.run import serve
+from flows.run import of_current_run, serve
 from flows.steps.dispatcher import Dispatcher, News, State
 from flows.steps.draw import dealt
 from infra.kafka.follower import UNDECODABLE
@@ -31,7 +31,7 @@ from schemas import messages
 from schemas.errors import ContractError
 from schemas.messages import BufferMessage, Directive, Message, Task, WeightSummary
 from schemas.names import Service
-from schemas.settings import Settings, current
+from schemas.settings import Settings
 from schemas.tables import DISPATCHES
 from schemas.topics import BUFFER, CONTROL, TASKS, WEIGHTS
 
@@ -147,13 +147,7 @@ def flow_for(settings: Settings, stop: Flag | None = None) -> Dataflow:
     )
 
 
-@cache
-def __getattr__(name: str) -> Dataflow:
-    """`flow`, for `python -m bytewax.run flows.dispatch`: the flow of the current run."""
-    if name == "flow":
-        return flow_for(current())
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+__getattr__ = of_current_run(flow_for)
 
 if __name__ == "__main__":
     serve(Service.DISPATCH, flow_for)

@@ -5,7 +5,7 @@ python -m bytewax.run flows.records -r RECOVERY_FOLDER -s 1 -b 10
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import bytewax.operators as op
@@ -16,12 +16,12 @@ from bytewax.inputs import Source
 from flows.connectors.delta_sink import DeltaSink, lake_output
 from flows.connectors.epochs import Flag
 from flows.connectors.kafka_source import TopicsSource
-from flows.run import serve
+from flows.run import of_current_run, serve
 from flows.steps.lives import stamped
 from flows.steps.records import TABLES, TOPICS, to_rows
 from infra.lake import Lake
 from schemas.names import Service
-from schemas.settings import Settings, current
+from schemas.settings import Settings
 
 Stamp = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -53,13 +53,7 @@ def flow_for(settings: Settings, stop: Flag | None = None, stop_at_end: bool = F
     return build(source, lambda table: DeltaSink(lake, table, name, partitions=1), partial(stamped, run=settings.run))
 
 
-@cache
-def __getattr__(name: str) -> Dataflow:
-    """`flow`, for `python -m bytewax.run flows.records`: the flow of the current run."""
-    if name == "flow":
-        return flow_for(current())
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+__getattr__ = of_current_run(flow_for)
 
 if __name__ == "__main__":
     serve(Service.RECORDS, flow_for)

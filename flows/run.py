@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from bytewax.dataflow import Dataflow
@@ -21,9 +22,9 @@ from infra.lake import Fence, Lake
 from infra.lease import Lease
 from infra.telemetry import Stop, Telemetry, main
 from schemas.errors import LagoonError, SettingsError
-from schemas.settings import Settings
+from schemas.settings import Settings, current
 
-__all__ = ["recovery_store", "run", "serve"]
+__all__ = ["of_current_run", "recovery_store", "run", "serve"]
 
 _BACKUP = timedelta(seconds=10)
 _SILENT_EPOCHS = 20
@@ -40,6 +41,18 @@ def serve(name: str, flow_for: Callable[[Settings, Stop], Dataflow]) -> None:
         run(flow, name, settings, telemetry, stop)
 
     main(name, run_it)
+
+
+def of_current_run(flow_for: Callable[[Settings], Dataflow]) -> Callable[[str], Dataflow]:
+    """`__getattr__` of a flow's module: attribute `flow`, which `python -m bytewax.run flows.NAME` asks for."""
+
+    @cache
+    def get(name: str) -> Dataflow:
+        if name == "flow":
+            return flow_for(current())
+        raise AttributeError(f"module {flow_for.__module__!r} has no attribute {name!r}")
+
+    return get
 
 
 def run(flow: Dataflow, name: str, settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
