@@ -182,13 +182,10 @@ class Engine:
         """Take up what `save` wrote with `world_size` ranks, and with a value head if it `had_values`.
 
         Returns:
-            False where a value head has come or gone, or under LoRA and ZeRO the number of ranks has changed: optimizer
-            moments then start anew.
+            False where a value head has come or gone: optimizer moments then start anew.
         """
         is_lora, alike = self._lora_scale is not None, had_values == self.has_values
-        is_cut_otherwise = self._stage > 0 and world_size != self._ranks.size
-        alike = alike and not (is_lora and is_cut_otherwise)
-        convert = alike and is_cut_otherwise
+        convert = alike and self._stage > 0 and world_size != self._ranks.size
         with universal(self._engine, self._ranks, folder, TAG) if convert else nullcontext(folder) as place:
             self._engine.load_checkpoint(
                 str(place),

@@ -113,9 +113,8 @@ def start(settings: Settings, ranks: Ranks, found: Checkpoint | None) -> Engine:
     proximal: Path | None = ranks.share(published(settings, found) if ranks.rank == 0 else None)
     engine = Engine(settings, ranks, found.policy if found else starting_policy(settings), proximal)
     if found and not engine.restore(found.folder, found.state.world_size, found.state.value_head):
-        before = {"ranks_before": found.state.world_size, "value_head_before": found.state.value_head}
-        reason = "optimizer moments start anew: a value head that came or went, or adapters on other ranks under ZeRO"
-        logger("learner").warning(reason, **before, ranks=ranks.size, value_head=engine.has_values)
+        heads = {"before": found.state.value_head, "now": engine.has_values}
+        logger("learner").warning("optimizer moments start anew: a value head came or went", **heads)
     return engine
 
 

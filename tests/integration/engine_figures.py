@@ -92,16 +92,17 @@ def figures(
     trained = [step() for _ in range(STEPS)]
     turns = trained[-1].turns
     weights = restored = sums(engine)
-    read: dict[str, object] = {}
+    more: dict[str, object] = {}
     if (objective, split) == SAVED:
         engine.save(out / f"{stage}-{ranks.size}")
     if objective == LORA:
-        read = published(ranks, engine, policy, base)
+        more = published(ranks, engine, policy, base)
         engine.save(out / f"lora-{stage}-{ranks.size}")
         engine.close()
-        engine, _ = course(ranks, policy, objective, stage, split)
+        engine, step = course(ranks, policy, objective, stage, split)
         engine.restore(out / f"lora-{stage}-{ranks.size}", ranks.size)
         restored = sums(engine)
+        more |= {"more_losses": [summarize(step().sums)[0].loss for _ in range(MORE_STEPS)]}
     engine.close()
     return {
         "objective": objective,
@@ -113,7 +114,7 @@ def figures(
         "values": None if turns.values is None else turns.values.tolist(),
         "weights": weights,
         "restored": restored,
-        **read,
+        **more,
     }
 
 
@@ -158,13 +159,14 @@ def course(
     return engine, lambda: engine.train_step(batches, signals, total, LEARNING_RATE, settings.objective.kl)
 
 
-def resumed(ranks: Ranks, policy: Path, stage: int, before: int, out: Path) -> dict[str, object]:
+def resumed(ranks: Ranks, policy: Path, objective: str, stage: int, before: int, out: Path) -> dict[str, object]:
     """Losses of the steps that follow those that `before` ranks have saved."""
-    engine, step = course(ranks, policy, SAVED[0], stage, SAVED[1])
-    is_whole = engine.restore(out / f"{stage}-{before}", before)
+    engine, step = course(ranks, policy, objective, stage, SAVED[1])
+    prefix = "lora-" if objective == LORA else ""
+    is_whole = engine.restore(out / f"{prefix}{stage}-{before}", before)
     losses = [summarize(step().sums)[0].loss for _ in range(MORE_STEPS)]
     engine.close()
-    return {"stage": stage, "before": before, "is_whole": is_whole, "losses": losses}
+    return {"objective": objective, "stage": stage, "before": before, "is_whole": is_whole, "losses": losses}
 
 
 def main(policy: str, folder: str, before: str) -> None:
@@ -176,7 +178,8 @@ def main(policy: str, folder: str, before: str) -> None:
         if ranks.rank == 0:
             (out / f"figures-{ranks.size}.json").write_text(json.dumps(found))
     if int(before):
-        after = [resumed(ranks, Path(policy), stage, int(before), out) for stage in (1, 2, 3)]
+        saved = [(objective, stage) for objective in (SAVED[0], LORA) for stage in (1, 2, 3)]
+        after = [resumed(ranks, Path(policy), *each, int(before), out) for each in saved]
         if ranks.rank == 0:
             (out / f"resumed-{ranks.size}.json").write_text(json.dumps(after))
     ranks.close()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,10 +116,26 @@ def test_another_number_of_ranks_goes_on_with_weights_and_moments(
     policy: Path, runs: Path, num_ranks: int, before: int
 ) -> None:
     losses, _, _ = by_hand(policy)
-    found = json.loads((runs / f"resumed-{num_ranks}.json").read_text())
+    found = [x for x in _resumed(runs, num_ranks) if x["objective"] != engine_figures.LORA]
     assert [(x["stage"], x["before"], x["is_whole"]) for x in found] == [(s, before, True) for s in (1, 2, 3)]
     for each in found:
         assert each["losses"] == pytest.approx(losses[engine_figures.STEPS :], rel=1e-4), each["stage"]
+
+
+@pytest.mark.parametrize(("num_ranks", "before"), [(2, 1), (1, 2)])
+def test_another_number_of_ranks_goes_on_with_adapters_and_their_moments(
+    runs: Path, num_ranks: int, before: int
+) -> None:
+    figures = json.loads((runs / f"figures-{before}.json").read_text())
+    alone = {x["stage"]: x["more_losses"] for x in figures if x["objective"] == engine_figures.LORA}
+    found = [x for x in _resumed(runs, num_ranks) if x["objective"] == engine_figures.LORA]
+    assert [(x["stage"], x["before"], x["is_whole"]) for x in found] == [(s, before, True) for s in (1, 2, 3)]
+    for each in found:
+        assert each["losses"] == pytest.approx(alone[each["stage"]], rel=1e-4, abs=1e-6), each["stage"]
+
+
+def _resumed(runs: Path, num_ranks: int) -> list[dict[str, Any]]:
+    return json.loads((runs / f"resumed-{num_ranks}.json").read_text())
 
 
 def test_loss_of_uneven_micro_batches_is_not_divided_again(policy: Path) -> None:
