@@ -1,14 +1,17 @@
-"""The sandbox for code, where this machine can have one; rollout services that end with their test."""
+"""What several tests share: a sandbox for code, a starting policy, rollout services that end with their test."""
 
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from inference.sandbox.command import INSTALL
 from inference.sandbox.sandbox import Sandbox
-from schemas.settings import Settings
+from infra.cli.demo import PROFILE
+from infra.stack.policy import prepare_policy
+from schemas.settings import Settings, load
 from tests.rollout_process import INSTANCE, Service
 
 BARE = ("bwrap", "--unshare-all", "--ro-bind", "/", "/", "true")
@@ -29,6 +32,13 @@ def sandbox(sandboxes: None) -> Iterator[Sandbox]:
     made = Sandbox(1)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def demo_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A starting policy for the demo's families, made as the demo makes its own, in fewer steps."""
+    folder = tmp_path_factory.mktemp("policy")
+    return prepare_policy(load([PROFILE], [f"--run.data_dir={folder}", "--policy.warm_start_steps=250"]), print)
 
 
 @pytest.fixture

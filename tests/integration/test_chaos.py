@@ -24,9 +24,9 @@ def test_every_trajectory_comes_to_its_fate_though_producer_and_workers_die(brok
 
 
 @pytest.mark.timeout(900)
-def test_the_loop_survives_a_kill_of_each_process_and_the_books_balance(tmp_path: Path) -> None:
+def test_the_loop_survives_a_kill_of_each_process_and_the_books_balance(tmp_path: Path, demo_policy: Path) -> None:
     random.seed(2)
-    running, rows = loop.torment(1, tmp_path)
+    running, rows = loop.torment(1, tmp_path, [f"--policy.path={demo_policy}"])
     assert passed(rows), render(rows)
     assert {row.victim for row in rows if row.kills} == {*loop.VICTIMS}
     summary = running.summary()

@@ -26,7 +26,6 @@ LIMIT_S = 400
 CARRIED = ("lake", "weights", "checkpoints", "settings.json")
 PROFILE = ROOT / "infra" / "profiles" / "demo.toml"
 SMALL = (
-    "--policy.warm_start_steps=100",
     "--evaluator.samples_per_family=4",
     "--learner.sync_interval_start=2",
     "--learner.sync_interval=2",
@@ -40,10 +39,12 @@ SMALL = (
 @pytest.mark.kafka
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_copied_run_goes_on_without_its_log_and_the_books_name_what_was_lost(tmp_path: Path) -> None:
+def test_a_copied_run_goes_on_without_its_log_and_the_books_name_what_was_lost(
+    tmp_path: Path, demo_policy: Path
+) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     try:
-        settings = _begin(old)
+        settings = _begin(old, Path(shutil.copytree(demo_policy, old / "policy")))
         _wait(lambda: Lake.of(settings).table("train_steps").count() >= 7, "step 7")
         _kill_all(old)
         before = _look(settings)
@@ -59,12 +60,13 @@ def test_a_copied_run_goes_on_without_its_log_and_the_books_name_what_was_lost(t
                 take_down(str(folder), print)
 
 
-def _begin(data_dir: Path) -> Settings:
+def _begin(data_dir: Path, policy: Path) -> Settings:
     _lagoon(
         "up",
         f"--config={PROFILE}",
         f"--run.data_dir={data_dir}",
         "--run.name=moved",
+        f"--policy.path={policy}",
         "--learner.num_train_steps=500",
         *SMALL,
     )

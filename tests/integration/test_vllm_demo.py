@@ -20,15 +20,15 @@ SHORT = (
     "--learner.sync_interval_start=1",
     "--learner.sync_interval=1",
     "--loop.batch_size=32",
-    "--policy.warm_start_steps=250",
     "--evaluator.samples_per_family=4",
 )
 LIMIT_S = 1000.0
 
 
-def test_the_loop_on_vllm_swaps_in_flight_proves_every_load_and_balances(tmp_path: Path) -> None:
+def test_the_loop_on_vllm_swaps_in_flight_proves_every_load_and_balances(tmp_path: Path, demo_policy: Path) -> None:
     data_dir = tmp_path / "data"
-    command = [sys.executable, "-m", "infra.cli.main", "demo", f"--run.data_dir={data_dir}", *SHORT]
+    own = [f"--run.data_dir={data_dir}", f"--policy.path={demo_policy}"]
+    command = [sys.executable, "-m", "infra.cli.main", "demo", *own, *SHORT]
     try:
         demo = subprocess.run(command, cwd=programs.ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert demo.returncode == 0, (demo.stdout + demo.stderr)[-3000:]

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,9 @@ def run(rounds: int, folder: Path) -> list[Row]:
     return torment(rounds, folder)[1]
 
 
-def torment(rounds: int, folder: Path) -> tuple["Loop", list[Row]]:
+def torment(rounds: int, folder: Path, overrides: Sequence[str] = ()) -> tuple["Loop", list[Row]]:
     """The ended loop, a row for each victim, and one for what the judge finds, as no single victim is to blame."""
-    loop = Loop(folder)
+    loop = Loop(folder, overrides)
     try:
         loop.start()
         for number in range(rounds):
@@ -65,8 +65,9 @@ def torment(rounds: int, folder: Path) -> tuple["Loop", list[Row]]:
 class Loop:
     """A demo that runs as long as it is wanted, and the kills of its processes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, overrides: Sequence[str] = ()) -> None:
         self.data_dir, self.log = folder / "data", folder / "demo.log"
+        self._overrides = [f"--run.data_dir={self.data_dir}", *OVERRIDES, *overrides]
         self.rows = {victim: Row(victim) for victim in VICTIMS}
         self._supervisor = Supervisor(self.data_dir)
         self._saved = self.data_dir / "current" / "settings.json"
@@ -74,7 +75,7 @@ class Loop:
     def start(self) -> None:
         """Start the demo, and wait until the learner takes steps."""
         with open(self.log, "wb") as output:
-            command = [sys.executable, "-m", "infra.cli.main", "demo", f"--run.data_dir={self.data_dir}", *OVERRIDES]
+            command = [sys.executable, "-m", "infra.cli.main", "demo", *self._overrides]
             self._demo = subprocess.Popen(command, stdout=output, stderr=output, cwd=programs.ROOT)
         self._wait(self._saved.exists, START_S, "the run's settings")
         self.settings: Settings = load([self._saved])
