@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from obstore.exceptions import BaseError
 from prometheus_client import Counter, Gauge
@@ -34,6 +34,8 @@ PROBE_DIFFERENCE = Gauge("lagoon_probe_difference", "Largest difference of a log
 
 LOAD_S = 400.0
 """Limit of loading a version, and of proving it; above the limits that engines keep themselves."""
+
+T = TypeVar("T")
 
 MakeEngine = Callable[[Path, int], Engine]
 """(Hugging Face folder, version) -> an engine that serves it."""
@@ -97,7 +99,7 @@ class Server:
             self.engine = await asyncio.to_thread(self._make_engine, folder, version)
         else:
             await _in_time(self.engine.load(version, folder), f"load version {version}")
-        await _in_time(self._prove(self.engine, manifest), f"score the probe of version {version}")
+        await self._prove(self.engine, manifest)
         self.folder = folder
         return manifest
 
@@ -109,7 +111,7 @@ class Server:
         """
         engine, folder = self.current
         await _in_time(engine.load(manifest.version, folder), f"load version {manifest.version} again")
-        await _in_time(self._prove(engine, manifest), f"score the probe of version {manifest.version}")
+        await self._prove(engine, manifest)
 
     def keep(self, versions: Iterable[int]) -> None:
         """Remove what was fetched of all other versions, but for what they build on."""
@@ -122,17 +124,19 @@ class Server:
             await engine.close()
 
     async def _prove(self, engine: Engine, manifest: Manifest) -> None:
-        """Prove, and leave a line about it in `proofs.jsonl` of the cache folder."""
-        line: dict[str, object] = {"version": manifest.version, "at": datetime.now(UTC).isoformat(), "exact": False}
+        """Prove, and leave a line about it in `proofs.jsonl` of the cache folder; none if cancelled on the way."""
+        what = f"score the probe of version {manifest.version}"
         try:
-            line["difference"] = await prove(engine, manifest, self._tolerance)
-            line["exact"] = True
+            difference = await _in_time(prove(engine, manifest, self._tolerance), what)
         except LagoonError as error:
-            line["error"] = str(error)
+            self._note(manifest.version, exact=False, error=str(error))
             raise
-        finally:
-            with suppress(OSError), open(self._cache / PROOFS, "a") as file:  # a full disk must not hold weights up
-                file.write(json.dumps(line) + "\n")
+        self._note(manifest.version, exact=True, difference=difference)
+
+    def _note(self, version: int, **found: object) -> None:
+        line = {"version": version, "at": datetime.now(UTC).isoformat(), **found}
+        with suppress(OSError), open(self._cache / PROOFS, "a") as file:  # a full disk must not hold weights up
+            file.write(json.dumps(line) + "\n")
 
 
 def serving_precision(settings: Settings, engine: str) -> str:
@@ -145,9 +149,9 @@ def serving_precision(settings: Settings, engine: str) -> str:
     return "bf16" if coarse or partitioned else "fp32"
 
 
-async def _in_time(work: Awaitable[None], what: str) -> None:
+async def _in_time(work: Awaitable[T], what: str) -> T:
     try:
-        await asyncio.wait_for(work, LOAD_S)
+        return await asyncio.wait_for(work, LOAD_S)
     except TimeoutError:
         raise EngineError(f"the engine did not {what} within {LOAD_S:g} s; it hangs") from None
 

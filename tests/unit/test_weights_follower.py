@@ -1,10 +1,11 @@
 """What is served is the newest version that can be proven; what cannot be is named, and the older one stays."""
 
 import asyncio
+import json
 from pathlib import Path
 
 from inference.engines.base import Engine
-from inference.serving import Server, Store
+from inference.serving import PROOFS, Server, Store
 from inference.weights import WeightFollower
 from infra.weights import WeightStore
 from schemas.settings import Settings
@@ -148,6 +149,29 @@ def test_an_engine_that_kept_its_old_weights_is_found_out_by_the_probe(tmp_path:
         assert (follower.serving, follower.distrusted) == (2, set())
 
     asyncio.run(run())
+
+
+def test_a_proof_that_the_end_of_a_run_cuts_short_is_not_one_that_failed(tmp_path: Path) -> None:
+    store = FakeStore({1: OLD})
+
+    async def run() -> list[dict[str, object]]:
+        setup, scoring = Setup(tmp_path, store), asyncio.Event()
+        await setup.server.serve(1)
+
+        class Slow(FakeEngine):
+            async def score(self, token_ids: object) -> list[float]:
+                scoring.set()
+                await asyncio.sleep(60)
+                return list(OLD)
+
+        setup.server.engine = Slow(tmp_path / "v00000001", 1)
+        serving = asyncio.create_task(setup.server.serve(1))
+        await scoring.wait()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        return [json.loads(line) for line in (tmp_path / PROOFS).read_text().splitlines()]
+
+    assert [(line["version"], line["exact"]) for line in asyncio.run(run())] == [(1, True)]
 
 
 def test_the_version_before_comes_back_even_when_the_store_is_away(tmp_path: Path) -> None:
