@@ -49,7 +49,7 @@ class Earlier:
         """The state of a curation shard: difficulty, and what is live. Groups that were open are gone with the log."""
         if not self._settings.run.life:
             return State()
-        state = State(learner_version=self._weight_version)
+        state = State(learner_version=self._newest[0])
         state.posteriors = {task: p for task, p in self._posteriors.items() if shard_of(task) == shard}
         policy = POLICIES[self._settings.curate.eviction]
         for siblings in self._live.values():
@@ -62,15 +62,16 @@ class Earlier:
         """The dispatcher's state: difficulty, and the number of draws, which goes on."""
         state = DispatcherState(Supply.of(self._settings))
         if self._settings.run.life:
-            state.weight_version = self._weight_version
+            state.weight_version, state.train_step = self._newest
             state.posteriors = dict(self._posteriors)
             state.num_draws = self._ask(_DRAWS)[0][0]
         return state
 
     @cached_property
-    def _weight_version(self) -> int:
+    def _newest(self) -> tuple[int, int]:
+        """The weight version and the train step that the learner goes on from."""
         newest = next(RunManifests(Lake.of(self._settings)).newest_first([]), None)
-        return newest.weight_version if newest else 0
+        return (newest.weight_version, newest.train_step) if newest else (0, 0)
 
     @cached_property
     def _posteriors(self) -> dict[str, Posterior]:
@@ -83,7 +84,7 @@ class Earlier:
         From a little before the staleness bound on: curation may have died before it wrote what had expired.
         """
         loop = self._settings.loop
-        oldest = (self._weight_version - 2 * (loop.max_staleness + 1)) // loop.bucket_width
+        oldest = (self._newest[0] - 2 * (loop.max_staleness + 1)) // loop.bucket_width
         rows = self._ask(_LIVE.format(columns=", ".join(_COLUMNS)), [oldest])
         found: dict[str, list[tuple[Member, int, float]]] = defaultdict(list)
         for *values, bucket, priority in rows:
