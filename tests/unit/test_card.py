@@ -156,8 +156,34 @@ def test_a_server_that_does_not_fall_asleep_or_wake_up_is_a_fault_and_keeps_the_
         assert not learner.take()
         card.gone()
         assert learner.take()
-        card.forget()
+        await card.forget()
         assert card.fault == ""
+
+    resting(tmp_path, server, use)
+
+
+def test_what_becomes_of_the_server_before_is_no_fault_of_the_one_after(tmp_path: Path) -> None:
+    dying, dead = asyncio.Event(), asyncio.Event()
+
+    class Dying(Server):
+        async def sleep(self, limit_s: float) -> None:
+            dying.set()
+            await dead.wait()
+            self.told.append("gone")
+            raise EngineError("it is gone")
+
+    server = Dying()
+
+    async def use(card: Card, learner: Turn) -> None:
+        async with card.needed():
+            pass
+        await dying.wait()
+        forgotten = asyncio.create_task(card.forget())
+        await asyncio.sleep(0)
+        dead.set()
+        await forgotten
+        await asyncio.sleep(0.05)
+        assert (server.told, card.fault) == (["gone"], "")
 
     resting(tmp_path, server, use)
 

@@ -73,9 +73,10 @@ class Card:
                 if self._asleep is None and self._is_idle():
                     await self._leave(self._turn, server)
 
-    def forget(self) -> None:
-        """The server is another one from now on."""
-        self.fault, self._asleep = "", None
+    async def forget(self) -> None:
+        """The server is another one from now on, once what was asked of the one before is answered or has failed."""
+        async with self._lock:
+            self.fault, self._asleep = "", None
 
     def gone(self) -> None:
         """There is no server any more that would use the card."""

@@ -119,7 +119,7 @@ class VllmEngine:
         """See `Engine.load`. Starts the server where none runs."""
         async with self._lock:
             if was_broken := self.fault:
-                self._card.forget()
+                await self._card.forget()
             async with self._card.needed():
                 if self._client is not None and not was_broken:
                     await self._swap(self._client, version, folder)
