@@ -179,12 +179,13 @@ async def against_bare(settings: Settings, load: Load, rounds: int) -> dict[str,
     ratios = [b["wall_s"] / s["wall_s"] for b, s in zip(alone, services, strict=True)]
     served, bare_ = _middle(services), _middle(alone)
     return {
-        "episodes": load.num_episodes,
-        "tokens": statistics.median(tokens),
-        "service_tokens_per_s": round(statistics.median(tokens) / served["wall_s"]),
-        "bare_tokens_per_s": round(statistics.median(tokens) / bare_["wall_s"]),
+        "value": round(statistics.median(tokens) / served["wall_s"]),
+        "unit": "tokens/s",
+        "reference": round(statistics.median(tokens) / bare_["wall_s"]),
         "ratio": round(statistics.median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
+        "episodes": load.num_episodes,
+        "tokens": statistics.median(tokens),
         "places": {name: round(served[name], 3) for name in ("engine", "environment", "empty")},
         "bare_places": {name: round(bare_[name], 3) for name in ("engine", "empty")},
         "processor_ms_per_episode": round(served["worked_s"] / load.num_episodes * 1e3, 2),
@@ -221,7 +222,7 @@ async def measure(folder: Path, brokers: str, rounds: int, model: Path | None) -
     engine = VllmEngine(policy, 1, settings=vllm, log=folder / "unused", max_tokens=MAX_TOKENS, threads=1)
     try:
         await engine.score([1, 2, 3])
-        figures = {"benchmark": "rollout", "policy": model.name if model else "tiny"}
+        figures: dict[str, Any] = {"name": f"rollout service, {model.name if model else 'tiny policy'}"}
         figures |= {"start_s": round(time.perf_counter() - begun, 1)}
         figures |= await against_bare(settings, load, rounds)
         return figures | ({} if model else await swaps(engine, [policy, write_policy(folder / "other", seed=2)]))

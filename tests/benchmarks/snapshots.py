@@ -5,8 +5,8 @@ python -m tests.benchmarks.snapshots [--model DIR] [--steps 1] [--out bench.json
 A policy takes real AdamW steps in float32, on tokens drawn at random, and is published in the precision given. Three
 kinds of change: `sft` (learning rate 2e-5) and `rl` (1e-6) move all weights, `lora` (1e-4) adapters of rank 8 on all
 projections. The reader holds the version before. The store is a local folder, so seconds are those of the processor and
-the disk; over a network the bytes count. Without --model the policies are one of the
-demo's size, and SmolLM2-135M in bfloat16 (`make smollm2`), which takes two minutes and 3.3 GB of memory.
+the disk; over a network the bytes count. Without --model the policies are one of the demo's size, and SmolLM2-135M in
+bfloat16 (`make smollm2`), which takes two minutes and 3.3 GB of memory.
 """
 
 import argparse
