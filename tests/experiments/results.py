@@ -20,7 +20,7 @@ EXPERIMENTS = Table(
             column("experiment", pa.string(), "name of the experiment"),
             column("arm", pa.string(), "what it compares"),
             column("seed", pa.int64(), "run.seed: starting policy, tasks, sampling"),
-            column("step", pa.int64(), "optimizer steps so far"),
+            column("step", pa.int64(), "updates so far, each a weight version"),
             column("samples", pa.int64(), "episodes sampled for training so far"),
             column("metric", pa.string(), "which figure"),
             column("value", pa.float64(), "the figure"),

@@ -1,4 +1,4 @@
-"""What a full buffer drops: the samples of least priority, or those that came first."""
+"""What a full buffer drops: the groups of least priority, or those that came first."""
 
 from tests.experiments.arms import Arm, Experiment
 
