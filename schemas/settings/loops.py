@@ -35,9 +35,11 @@ class Curate(Section):
     """Curation: groups, staleness, priority, eviction."""
 
     capacity: Positive = 4096
-    """Live trajectories over all shards."""
+    """Live trajectories over all shards; a shard keeps its last group, however large."""
     eviction: Literal["reward_priority", "fifo", "stalest_first"] = "reward_priority"
+    """Which group a full shard drops: of the least mean priority, the first that came, or of the oldest weights."""
     max_evicted_share: Ratio = 0.5
+    """Part of a version bucket's trajectories that eviction may take, as long as another bucket can pay."""
     group_timeout_s: Seconds = 60
     epoch_s: Seconds = 1
     epoch_bytes: Positive = 64 * 1024 * 1024
