@@ -13,16 +13,20 @@ from tests.experiments.variants.staleness import LAGS, OBJECTIVES, ON_POLICY
 
 mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "lagoon"})
 
+MANY = 4
+"""With more arms than this the legend stands beside the curves, which it would hide."""
+
 
 def draw(found: Findings, folder: Path) -> Path:
     """The plot of an experiment, as a PNG in `folder`."""
-    figure = Figure(figsize=(9.0 if found.experiment.name == "staleness" else 5.5, 3.4), layout="constrained")
-    if found.experiment.name == "staleness":
+    arms, has_lags = [arm.name for arm in found.experiment.arms], found.experiment.name == "staleness"
+    figure = Figure(figsize=(9.0 if has_lags or len(arms) > MANY else 5.5, 3.4), layout="constrained")
+    if has_lags:
         left, right = figure.subplots(1, 2)
         by_lag(left, found)
         curves(right, found, [ON_POLICY.name, *(f"{name}, k=8" for name in OBJECTIVES)])
     else:
-        curves(figure.subplots(), found, [arm.name for arm in found.experiment.arms])
+        curves(figure.subplots(), found, arms)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{found.experiment.name}.png"
     figure.savefig(path, dpi=110, metadata={"Software": None})
@@ -36,7 +40,8 @@ def curves(axes: Axes, found: Findings, arms: Sequence[str]) -> None:
         shift = 1 + 0.004 * (number - len(arms) / 2)  # so that error bars do not hide one another
         _bars(axes, [samples * shift for samples, _ in points], [value for _, value in points], arm)
     axes.set(xlabel="episodes sampled for training", ylabel="held-out score", ylim=(0, 1))
-    axes.legend(frameon=False)
+    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if len(arms) > MANY else {}
+    axes.legend(frameon=False, **beside)
 
 
 def by_lag(axes: Axes, found: Findings) -> None:
