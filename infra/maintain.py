@@ -103,7 +103,7 @@ class Upkeep:
         if served is None:
             return  # nobody knows yet who needs what
         named = served | readers.best_versions(self._lake) | readers.checkpoint_versions(self._settings.checkpoints)
-        named |= {1} if self._settings.objective.has_reference else set()  # a run that moves takes its reference there
+        named |= {1} if self._settings.builds_on_start else set()  # a run that moves takes its starting policy there
         removed, num_bytes = remove_versions(self._weights, self._rules.keep_weight_versions, named)
         VERSIONS.inc(len(removed))
         RECLAIMED.labels("weights").inc(num_bytes)

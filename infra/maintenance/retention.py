@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
+from obstore.exceptions import BaseError
+
 from infra.weights import WeightStore
 from schemas.errors import WeightStoreError
 
@@ -31,11 +33,13 @@ def remove_versions(store: WeightStore, keep: int, named: Iterable[int]) -> tupl
 
     Returns:
         The versions removed, and the bytes that this freed.
+
+    Raises:
+        WeightStoreError: the store is away.
     """
     complete, named = store.versions(), set(named)
     gone = superfluous(complete, keep, named, _parents(store, complete))
-    oldest_kept = min((v for v in complete if v not in gone), default=0)
-    torn = [v for v in store.incomplete() if v < oldest_kept and v not in named]
+    torn = [v for v in store.incomplete() if v < max(complete, default=0) and v not in named]
     return gone, sum(store.remove(version) for version in sorted([*gone, *torn]))
 
 
@@ -44,7 +48,9 @@ def _parents(store: WeightStore, versions: Iterable[int]) -> dict[int, int]:
     for version in versions:
         try:
             manifest = store.manifest(version)
-        except WeightStoreError:
+        except WeightStoreError as error:
+            if isinstance(error.__cause__, BaseError):
+                raise  # the store is away: nobody can say what it names
             continue  # malformed: its readers say so; it names nothing
         if manifest.builds_on is not None:
             found[version] = manifest.builds_on

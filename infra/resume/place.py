@@ -36,16 +36,17 @@ def with_policy(settings: Settings, manifest: RunManifest) -> Settings:
     """`settings` with the starting policy from the weight store where its folder is gone; version 1 is that policy.
 
     Raises:
-        SettingsError: version 1 has been retired, and the learner needs it as its reference.
+        SettingsError: version 1 has been retired, and the learner builds on it.
     """
     if settings.policy.path and Path(settings.policy.path).exists():
         return settings
     weights = WeightStore.of(settings)
     version = 1 if 1 in weights.versions() else manifest.weight_version
-    if version != 1 and settings.objective.has_reference:
+    if version != 1 and settings.builds_on_start:
         raise SettingsError(
             f"the starting policy {settings.policy.path} is gone, and version 1 from the weight store as well; the "
-            "objective refers to it: name its folder with --policy.path=…, or go on without with --objective.kl=0"
+            "objective refers to it, or adapters (learner.lora_rank) change it: name its folder with --policy.path=…; "
+            "an objective goes on without with --objective.kl=0"
         )
     folder = weights.fetch(version, settings.run.folder / "policy")
     return settings.model_copy(update={"policy": settings.policy.model_copy(update={"path": str(folder)})})

@@ -68,6 +68,11 @@ class Settings(Section):
         """Where the learner's checkpoints are."""
         return Path(self.learner.checkpoints) if self.learner.checkpoints else self.run.folder / "checkpoints"
 
+    @property
+    def builds_on_start(self) -> bool:
+        """Whether the learner needs its starting policy for good: as the reference, or as what adapters change."""
+        return self.objective.has_reference or self.learner.lora_rank > 0
+
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
         names = [f.name for f in self.families]

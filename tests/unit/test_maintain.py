@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
+from obstore.exceptions import BaseError
 from prometheus_client import REGISTRY
 from safetensors.numpy import save_file
 
@@ -277,6 +278,28 @@ def test_a_removal_that_was_cut_short_is_finished_and_a_publication_is_left_alon
     store = WeightStore(store.uri)
     remove_versions(store, keep=2, named=())
     assert (store.versions(), store.incomplete()) == ([2, 3], [4])
+
+
+def test_an_old_version_that_stays_keeps_no_removal_from_being_finished(tmp_path: Path) -> None:
+    store = WeightStore(str(tmp_path / "store"))
+    publish(store, tmp_path / "model", 1, 2, 3)
+    (tmp_path / "store" / "v00000002" / MANIFEST).unlink()
+    remove_versions(store := WeightStore(store.uri), keep=1, named={1})
+    assert (store.versions(), store.incomplete()) == ([1, 3], [])
+
+
+def test_while_the_store_does_not_say_what_a_version_builds_on_none_is_removed(tmp_path: Path) -> None:
+    class Away(WeightStore):
+        def manifest(self, version: int) -> Manifest:
+            if version == 3:
+                raise WeightStoreError("the weight store cannot be reached") from BaseError("503")
+            return super().manifest(version)
+
+    store = Away(str(tmp_path / "store"))
+    publish(store, tmp_path / "model", 1, 2, 3)
+    with pytest.raises(WeightStoreError, match="cannot be reached"):
+        remove_versions(store, keep=1, named=())
+    assert store.versions() == [1, 2, 3]
 
 
 def test_the_newest_version_cannot_be_removed(tmp_path: Path) -> None:

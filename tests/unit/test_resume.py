@@ -356,7 +356,21 @@ def test_the_starting_policy_comes_from_the_weight_store(settings: Settings) -> 
         Path(found.policy.path, "model.safetensors").read_bytes()
         == (settings.run.folder / "weights" / "v00000001" / "model.safetensors").read_bytes()
     )
+
+
+@pytest.mark.parametrize(("kl", "lora_rank", "is_needed"), [(0.1, 0, True), (0.0, 2, True), (0.0, 0, False)])
+def test_a_later_version_is_no_starting_policy_for_who_builds_on_it(
+    settings: Settings, kl: float, lora_rank: int, is_needed: bool
+) -> None:
+    save_step(settings, 20)
+    save_step(settings, 40)
+    newest_state = choose(settings).manifest
     WeightStore.of(settings).remove(1)
-    gone = settings.model_copy(update={"policy": settings.policy.model_copy(update={"path": "/gone"})})
-    with pytest.raises(SettingsError, match="the objective refers to it"):
-        with_policy(gone, newest_state)
+    changes = {"policy": {"path": "/gone"}, "objective": {"kl": kl}, "learner": {"lora_rank": lora_rank}}
+    values = settings.model_dump()
+    gone = Settings.model_validate(values | {name: values[name] | change for name, change in changes.items()})
+    if is_needed:
+        with pytest.raises(SettingsError, match="the objective refers to it, or adapters"):
+            with_policy(gone, newest_state)
+    else:
+        assert Path(with_policy(gone, newest_state).policy.path).name == "v00000002"
