@@ -26,5 +26,8 @@ class Stored:
         """
         format_, state = pickle.loads(body)  # noqa: S301  (our own recovery store)
         if format_ != cls.FORMAT:
-            raise ContractError(f"{cls.FLOW} state of format {format_}; this code reads {cls.FORMAT}")
+            raise ContractError(
+                f"{cls.FLOW} state of format {format_}; this code reads {cls.FORMAT}. Go on with the version of Lagoon "
+                "that wrote it, or begin a new run"
+            )
         return state
