@@ -31,9 +31,9 @@ class Warden:
     """Counts for how long each process has been silent, and kills it at the limit."""
 
     def __init__(
-        self, limit_s: float, is_silent: Callable[[str], bool], kill: Callable[[str], None], now: float
+        self, limit_s: float, is_silent: Callable[[State], bool], kill: Callable[[str], None], now: float
     ) -> None:
-        """`is_silent` and `kill` take the name of a program; `now` is monotonic, in seconds, here and below."""
+        """`kill` takes the name of a program; `now` is monotonic, in seconds, here and below."""
         self.killed = Counter[str]()
         self._limit_s, self._is_silent, self._kill = limit_s, is_silent, kill
         self._askers = ThreadPoolExecutor(_ASKED_AT_ONCE)
@@ -45,7 +45,7 @@ class Warden:
         passed_s, self._looked_at = min(now - self._looked_at, _LONGEST_LOOK_S), now
         others = (*programs.SERVERS, Service.WARDEN)
         running = [s for s in states if s.name == "running" and s.program not in others]
-        answers = self._askers.map(self._is_silent, [s.program for s in running])
+        answers = self._askers.map(self._is_silent, running)
         silent = [(s.program, s.pid) for s, is_silent in zip(running, answers, strict=True) if is_silent]
         self._silent_s = {key: self._silent_s.get(key, -passed_s) + passed_s for key in silent}
         for program, pid in [key for key, silent_s in self._silent_s.items() if silent_s >= self._limit_s]:
@@ -71,7 +71,7 @@ def serve(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
     """Look at the run's processes until `stop`."""
     supervisor = Supervisor(settings.run.data_dir)
     limit_s = settings.stack.hung_timeout_s
-    warden = Warden(limit_s, lambda name: health.service(settings, name).is_silent, supervisor.kill, time.monotonic())
+    warden = Warden(limit_s, lambda state: health.check(settings, state).is_silent, supervisor.kill, time.monotonic())
     while not stop:
         telemetry.health(*warden.look(supervisor.states(), time.monotonic()))
         stop.wait(_LOOK_EVERY_S)

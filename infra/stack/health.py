@@ -61,7 +61,7 @@ def parts(settings: Settings, states: list[State]) -> list[Part]:
 def check(settings: Settings, state: State) -> Health:
     """The health of a supervised program: a dead one is not well, a live one says so itself."""
     if state.name in {"running", "starting"}:
-        return _answer(settings, state.program)
+        return _answer(settings, state.program, state.pid)
     if state.is_finished:
         return Health(True, "finished")
     return Health(False, f"{state.name}, exit status {state.exit_status}: {last_line(state.log)}")
@@ -82,17 +82,19 @@ def mlflow(uri: str) -> Health:
     return Health(status == 200, "" if status == 200 else body or f"HTTP status {status}", uri)
 
 
-def service(settings: Settings, name: str) -> Health:
+def service(settings: Settings, name: str, pid: int | None = None) -> Health:
     """What a process of the run says of itself; it leaves its address in the run's `services` folder."""
-    return at(settings.run.folder / "services" / f"{programs.kind_of(name)}-{name}.json")
+    return at(settings.run.folder / "services" / f"{programs.kind_of(name)}-{name}.json", pid)
 
 
-def at(file: Path) -> Health:
-    """What the process says that has left its address in `file`."""
+def at(file: Path, pid: int | None = None) -> Health:
+    """What the process says that has left its address in `file`; not what an earlier one left, where `pid` is known."""
     try:
         address = json.loads(file.read_text())
     except (OSError, ValueError):
         return Health(False, "has not come up yet")
+    if pid not in {None, address["pid"]}:
+        return Health(False, f"has not come up yet; the one before was process {address['pid']}")
     try:
         os.kill(address["pid"], 0)
     except OSError:
@@ -134,12 +136,12 @@ def _part(settings: Settings, name: str, state: State | None) -> Part:
     return Part(name, STOPPED if programs.is_local(settings, name) else REMOTE, 0, _answer(settings, name))
 
 
-def _answer(settings: Settings, name: str) -> Health:
+def _answer(settings: Settings, name: str, pid: int | None = None) -> Health:
     if name == programs.KAFKA:
         return kafka(settings.kafka)
     if name == programs.MLFLOW:
         return mlflow(settings.tracking.uri)
-    return service(settings, name)
+    return service(settings, name, pid)
 
 
 def _reason(body: str) -> str:

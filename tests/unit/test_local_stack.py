@@ -1,5 +1,7 @@
 """The parts of the local stack that need no server: ports, programs, Java, the policy's key."""
 
+import json
+import os
 import socket
 from pathlib import Path
 
@@ -183,6 +185,18 @@ def test_a_learner_that_has_finished_is_well(tmp_path: Path) -> None:
 
 def test_a_service_that_has_left_no_address_is_not_well(tmp_path: Path) -> None:
     assert health.service(_settings(tmp_path), "curate") == health.Health(False, "has not come up yet")
+
+
+def test_what_an_earlier_process_left_is_no_silence_of_one_that_still_starts(tmp_path: Path) -> None:
+    settings, port = _settings(tmp_path), ports.free_port()
+    file = settings.run.folder / "services" / "learner-learner.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"pid": os.getpid(), "host": ports.HOST, "port": port}))  # a pid that is used again
+    silent = {
+        pid: health.check(settings, State("learner", "running", pid, 30, 0, tmp_path / "log")).is_silent
+        for pid in (os.getpid(), os.getpid() + 1)
+    }
+    assert silent == {os.getpid(): True, os.getpid() + 1: False}
 
 
 def _fake_java(folder: Path, version: str) -> str:

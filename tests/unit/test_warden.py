@@ -17,7 +17,7 @@ class Setup:
 
     def __init__(self) -> None:
         self.silent, self.killed, self.now = {"learner"}, list[str](), 0.0
-        self.warden = Warden(LIMIT_S, self.silent.__contains__, self.killed.append, self.now)
+        self.warden = Warden(LIMIT_S, lambda s: s.program in self.silent, self.killed.append, self.now)
 
     def look(self, *states: State, after_s: float = 1.0) -> tuple[bool, str]:
         self.now += after_s
