@@ -42,7 +42,10 @@ FETCHED = Counter("lagoon_weight_fetched_bytes", "Bytes fetched from the weight 
 
 
 class WeightStore:
-    """The versions under `uri`, a local folder or an object store. Every `full_every`-th is full, as is the first."""
+    """The versions under `uri`, a local folder or an object store.
+
+    Of those that are not adapters every `full_every`-th is full, as is the first.
+    """
 
     def __init__(self, uri: str, storage_options: Mapping[str, str] = _NOTHING, full_every: int = 10):
         folder = local_path(uri)

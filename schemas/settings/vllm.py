@@ -17,6 +17,7 @@ _OWNED = {
     "override_generation_config": "its top_p and top_k would renormalize the logprobs, and importance ratios be biased",
     "enable_prefix_caching": "turns of an episode reuse it",
     "enable_scale_out": "token ids in, token ids out",
+    "enable_sleep_mode": "set vllm.share_device",
     "skip_tokenizer_init": "nothing is tokenized twice",
     "quantization": "every swap would have to quantize again, and no probe could tell its error from wrong weights",
     "worker_extension_cls": "weights are reloaded by Lagoon's",

@@ -80,6 +80,8 @@ def test_arguments_reach_the_server_and_those_that_lagoon_owns_are_refused_by_na
     assert "--no-enforce-eager" in line
     with pytest.raises(SettingsError, match=r"vllm.arguments sets \['max_model_len'\].*set rollout.max_tokens"):
         load([], ["--vllm.arguments={max-model-len=100}"])
+    with pytest.raises(SettingsError, match=r"sets \['enable_sleep_mode'\].*set vllm.share_device"):
+        load([], ["--vllm.arguments={enable_sleep_mode=true}"])
 
 
 def test_a_quantized_engine_is_refused_since_a_second_reload_of_one_cannot_be_proven() -> None:
