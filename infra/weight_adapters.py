@@ -67,7 +67,7 @@ def add(path: Path, adapters: Path) -> None:
     with path.open("r+b") as file:
         for span, values in _changes(path, adapters):
             file.seek(span.start)
-            file.write(values.tobytes())
+            file.write(values.data)  # no copy, which would hold the interpreter up
     sync_path(path)
 
 
