@@ -385,6 +385,20 @@ def test_without_any_report_of_use_no_weights_go(tmp_path: Path) -> None:
     assert store.versions() == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize(("lora_rank", "left"), [(0, [3, 4, 5, 6]), (2, [1, 3, 4, 5, 6])])
+def test_what_adapters_change_stays_though_no_version_builds_on_it(
+    tmp_path: Path, lora_rank: int, left: list[int]
+) -> None:
+    options = ("--maintenance.keep_weight_versions=4", "--objective.kl=0", f"--learner.lora_rank={lora_rank}")
+    settings = run_settings(tmp_path, *options)
+    lake, store = Lake.of(settings), WeightStore.of(settings)
+    lake.ensure()
+    lake.append("usage", [row("usage", instance="r")], "records", 1)
+    publish(store, tmp_path / "model", *range(1, 7))
+    assert Upkeep(settings).run() == []
+    assert store.versions() == left
+
+
 def test_a_damaged_checkpoint_keeps_logs_and_weights_and_is_reported(tmp_path: Path) -> None:
     settings = run_settings(tmp_path)
     lake = Lake.of(settings)
