@@ -38,22 +38,26 @@ class Steering:
     """Answers eval results, in the order of their versions.
 
     Attributes:
-        fallen: A significant fall is being answered.
         family_weights: Factors of the families that were ordered last.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.fallen = False
         self.family_weights: dict[str, float] = {}
         self._settings = settings
         self._recent: deque[EvalResult] = deque(maxlen=RECENT)
+        self._lowest: EvalResult | None = None
+
+    @property
+    def fallen(self) -> bool:
+        """A significant fall is being answered."""
+        return self._lowest is not None
 
     def judge(self, result: EvalResult) -> list[Order]:
         """The orders that `result` calls for; none without a score, or where a newer version has been judged."""
         if result.score is None or not result.num_scored:
             return []
         is_news = result.end_version >= max((r.end_version for r in self._recent), default=0)
-        orders = [*self._families(result), *self._trend(result, result.score)] if is_news else []
+        orders = [*self._families(result), *self._trend(result)] if is_news else []
         self._recent.append(result)
         return orders
 
@@ -67,19 +71,31 @@ class Steering:
         reason = f"scores of version {result.end_version} change the weight of {named}"
         return [Order("dispatch", reason, {"family_weights": weights})]
 
-    def _trend(self, result: EvalResult, score: float) -> list[Order]:
+    def _trend(self, result: EvalResult) -> list[Order]:
         evaluator = self._settings.evaluator
-        best = max(self._recent, key=lambda r: r.score or 0.0, default=None)
-        z = two_proportion_z(best.score or 0.0, best.num_scored, score, result.num_scored) if best else 0.0
-        if not self.fallen and z > evaluator.fall_z and best:
-            self.fallen = True
-            reason = f"{_named(result)} fell below {_named(best)}: {TEST} {z:.2f} is above {evaluator.fall_z:g}"
-            return _orders(reason, evaluator.recent_bucket_weight, evaluator.learning_rate_scale)
-        if self.fallen and z <= evaluator.fall_z / 2:
-            self.fallen = False
-            reason = f"{_named(result)} recovered" + (f" to {_named(best)}: {TEST} {z:.2f}" if best else "")
-            return _orders(reason, 1.0, 1.0)
-        return []
+        best = max(self._recent, key=_score, default=result)
+        z = _z(best, result)
+        if self._lowest is not None:
+            return self._recovery(result, self._lowest, best, z)
+        if z <= evaluator.fall_z:
+            return []
+        self._lowest = result
+        reason = f"{_named(result)} fell below {_named(best)}: {TEST} {z:.2f} is above {evaluator.fall_z:g}"
+        return _orders(reason, evaluator.recent_bucket_weight, evaluator.learning_rate_scale)
+
+    def _recovery(self, result: EvalResult, lowest: EvalResult, best: EvalResult, z: float) -> list[Order]:
+        """A fall is over when the score is back, or rises: then what was wrong is over, and caution only slows it."""
+        fall_z, rise = self._settings.evaluator.fall_z, _z(result, lowest)
+        if z <= fall_z / 2:
+            reason = f"{_named(result)} recovered to {_named(best)}: {TEST} {z:.2f}"
+        elif rise > fall_z:
+            self._recent.clear()  # or the best before the fall would make this one a fall again
+            reason = f"{_named(result)} rose from {_named(lowest)}: {TEST} {rise:.2f} is above {fall_z:g}"
+        else:
+            self._lowest = min(lowest, result, key=_score)
+            return []
+        self._lowest = None
+        return _orders(reason, 1.0, 1.0)
 
 
 def family_weights(scores: Mapping[str, FamilyScore], settings: Settings) -> dict[str, float]:
@@ -102,6 +118,14 @@ def _orders(reason: str, recent_weight: float, learning_rate_scale: float) -> li
         Order("learner", reason, buckets | {"learning_rate_scale": learning_rate_scale}),
         Order("curate", reason, buckets),
     ]
+
+
+def _score(result: EvalResult) -> float:
+    return result.score or 0.0
+
+
+def _z(above: EvalResult, below: EvalResult) -> float:
+    return two_proportion_z(_score(above), above.num_scored, _score(below), below.num_scored)
 
 
 def _named(result: EvalResult) -> str:

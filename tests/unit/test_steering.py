@@ -59,6 +59,23 @@ def test_a_significant_fall_is_answered_once_and_taken_back_on_recovery() -> Non
     )
 
 
+def test_an_answer_is_taken_back_once_the_score_rises_again_and_is_measured_anew_from_there() -> None:
+    steering = Steering(SETTINGS)
+    steering.judge(_result(1, 0.8))
+    steering.judge(_result(2, 0.4))
+    assert steering.judge(_result(3, 0.3)) == []
+    # 0.3 to 0.43: pooled 0.365, error √(0.365 * 0.635 * 0.02) = 0.0681, z 1.91: not above 2
+    assert steering.judge(_result(4, 0.43)) == []
+    # 0.3 to 0.44: pooled 0.37, error 0.0683, z 2.05; 0.8 is still 5.2 errors above
+    orders = steering.judge(_result(5, 0.44))
+    assert _changes(orders) == [("learner", AS_BEFORE | {"learning_rate_scale": 1.0}), ("curate", AS_BEFORE)]
+    assert orders[0].reason == (
+        "version 5 (0.440 of 100) rose from version 3 (0.300 of 100): z of two proportions 2.05 is above 2"
+    )
+    assert steering.judge(_result(6, 0.44)) == []  # 0.8 is no measure any more
+    assert "fell below version 5 (0.440 of 100)" in steering.judge(_result(7, 0.2))[0].reason
+
+
 def test_a_late_result_of_an_older_version_gives_no_orders_and_is_compared_with() -> None:
     steering = Steering(SETTINGS)
     steering.judge(_result(25, 0.6))
