@@ -1,6 +1,6 @@
 """Tokens per second of the embedded engine on the tiny policy, episodes joining and leaving all the time.
 
-OMP_NUM_THREADS=1 python -m tests.benchmarks.engine
+OMP_NUM_THREADS=1 python -m tests.benchmarks.engine [--rows 1 16 64 128 256] [--out bench.jsonl]
 """
 
 import argparse
@@ -9,8 +9,10 @@ import random
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from inference.engines.torch_engine import TorchEngine
+from tests.benchmarks.lines import keep
 from tests.policies import VOCABULARY, write_policy
 
 PROMPT, OBSERVATION, ACTION, TURNS = 18, 11, 10, 2
@@ -29,8 +31,8 @@ async def episode(engine: TorchEngine, name: str, rng: random.Random) -> int:
     return len(ids)
 
 
-async def measure(folder: Path, rows: int, seconds: float) -> str:
-    """Play episodes in `rows` places for `seconds`; returns a line of figures."""
+async def measure(folder: Path, rows: int, seconds: float) -> dict[str, Any]:
+    """Figures of `rows` places that play episodes for `seconds`."""
     engine = TorchEngine(folder, 1, max_sessions=rows, max_tokens=480)
     until = time.perf_counter() + seconds
     counts = [0, 0]
@@ -47,18 +49,37 @@ async def measure(folder: Path, rows: int, seconds: float) -> str:
     took = time.perf_counter() - begun
     busy = engine.busy_s / took
     await engine.close()
-    return f"{rows:4d} rows: {counts[1] / took:8,.0f} tokens/s  {counts[0] / took:7,.0f} episodes/s  busy {busy:.2f}"
+    return {
+        "name": f"embedded engine, {rows} episodes at once",
+        "value": round(counts[1] / took),
+        "unit": "tokens/s",
+        "episodes_per_s": round(counts[0] / took),
+        "busy": round(busy, 2),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 16, 64, 128, 256])
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    first = None
     with tempfile.TemporaryDirectory() as folder:
         write_policy(Path(folder))
         for rows in arguments.rows:
-            print(asyncio.run(measure(Path(folder), rows, arguments.seconds)), flush=True)
+            figures = asyncio.run(measure(Path(folder), rows, arguments.seconds))
+            first = first or figures
+            reference = {
+                "reference": f"{arguments.rows[0]} at once",
+                "ratio": round(figures["value"] / first["value"], 2),
+            }
+            keep(arguments.out, figures | reference)
+            print(
+                f"{rows:4d} rows: {figures['value']:8,} tokens/s  {figures['episodes_per_s']:7,} episodes/s  "
+                f"busy {figures['busy']:.2f}  {reference['ratio']:.2f} times {reference['reference']}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
