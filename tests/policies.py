@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from inference.engines.base import Generation
+from infra.stack.policy import check_packages, prepare_policy
+from schemas.settings import load
 from schemas.trajectory import WeightVersionSpan
 
 VOCABULARY = 304
@@ -51,6 +53,17 @@ def write_policy(
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M, made where it is missing.
+
+    Raises:
+        SettingsError: it is not installed.
+    """
+    settings = load(overrides=["--policy.name=smollm2"])
+    check_packages(settings)
+    return prepare_policy(settings, print)
 
 
 @dataclass

@@ -9,8 +9,9 @@ episodes are left than there are places, is in both.
 
 OMP_NUM_THREADS=1 python -m tests.benchmarks.rollout [--model DIR] [--rounds 3] [--out bench.jsonl]
 
-Without --model the policy is the demo's size with random weights, and a weight swap is measured too. With it, it is the
-Hugging Face folder DIR in bfloat16, and there are fewer tokens, since such a model is slow on a CPU.
+First with a policy of the demo's size and random weights, for which a weight swap is measured too; it is so small that
+server, service and broker contend for two cores. Then with SmolLM2-135M, or with the Hugging Face folder DIR alone, in
+bfloat16 and with fewer tokens, since such a model is slow on a CPU.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from schemas.topics import USAGE
 from schemas.trajectory import Trajectory
 from tests.benchmarks.lines import tell
 from tests.conftest import running_broker
-from tests.policies import write_policy
+from tests.policies import smollm2, write_policy
 from tests.rollout_fakes import NOW
 from tests.rollout_process import GROUP_SIZE, Service, prepare_rollouts, received, send_tasks, until
 
@@ -243,9 +244,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, running_broker(Path(name)) as brokers:
-        figures = asyncio.run(measure(Path(name), brokers, args.rounds, args.model))
-    tell(figures, args.out)
+    for model in [args.model] if args.model else [None, smollm2()]:
+        with tempfile.TemporaryDirectory() as name, running_broker(Path(name)) as brokers:
+            tell(asyncio.run(measure(Path(name), brokers, args.rounds, model)), args.out)
 
 
 if __name__ == "__main__":

@@ -23,14 +23,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infra.stack.policy import check_packages, prepare_policy
 from infra.weight_adapters import UP
 from infra.weight_delta import diff
 from infra.weights import Adapters, WeightStore, describe, fingerprint_file
 from schemas.messages import Manifest
-from schemas.settings import Learner, load
+from schemas.settings import Learner
 from tests.benchmarks.lines import keep
-from tests.policies import write_policy
+from tests.policies import smollm2, write_policy
 from trainers.lora import adapt, merged, write_adapters
 from trainers.policy import export, load_policy
 
@@ -131,10 +130,8 @@ def policies(scratch: Path) -> dict[str, tuple[Path, tuple[str, ...]]]:
     Raises:
         SettingsError: SmolLM2 is not installed.
     """
-    smollm2 = load(overrides=["--policy.name=smollm2"])
-    check_packages(smollm2)
     tiny = write_policy(scratch / "policy", hidden=128, layers=4, mlp=384)
-    return {"tiny": (tiny, ("bf16", "fp32")), "SmolLM2-135M": (prepare_policy(smollm2, print), ("bf16",))}
+    return {"tiny": (tiny, ("bf16", "fp32")), "SmolLM2-135M": (smollm2(), ("bf16",))}
 
 
 def report(name: str, kind: str, precision: str, found: Mapping[str, float], out: Path | None) -> None:
