@@ -1,6 +1,7 @@
 """Publishing: weights of a complete checkpoint to the store, then the news to Kafka and MLflow."""
 
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 
 from infra.kafka import Producer
@@ -136,10 +137,15 @@ class Publisher:
         if checkpoint.adapters is None or published.version == BASE:
             return None
         try:
-            return Adapters(checkpoint.adapters, self._store.fetch(BASE, self._cache), self._store.manifest(BASE))
+            return Adapters(checkpoint.adapters, self._base, self._store.manifest(BASE))
         except WeightStoreError as error:
             self._log.warning("no base for adapters: all weights are published", error=str(error))
             return None
+
+    @cached_property
+    def _base(self) -> Path:
+        """The folder of what adapters are merged into. Hashed once a life: each version made of it is compared."""
+        return self._store.fetch(BASE, self._cache)
 
     def _send(self, summary: WeightSummary) -> None:
         def delivered(error: BrokerError | None) -> None:
