@@ -88,10 +88,11 @@ class Upkeep:
         merged = compact(self._lake, name, rules.min_files, rules.target_bytes, self._stopped)
         checkpoint(self._lake, name)
         log_bytes = data_bytes = 0
-        if cursors is not None:
+        if cursors is not None:  # else nobody knows what has still to be read
             log_bytes = clean_log(self._lake, name, rules.log_retention_h, self._now(), cursors.get(name))
-        if vacuums and not self._stopped():
-            data_bytes = vacuum(self._lake, name, rules.vacuum_retention_h)
+            if vacuums and not self._stopped():
+                unread_h = readers.unread_h(self._lake, name, cursors, self._now())
+                data_bytes = vacuum(self._lake, name, rules.vacuum_retention_h + unread_h)
         files = len(open_table(self._lake, name).file_uris())
         self._count(name, files, merged, log_bytes, data_bytes)
         if merged or log_bytes or data_bytes:

@@ -10,7 +10,8 @@ def vacuum(lake: Lake, name: str, retention_h: int) -> int:
     """Remove files that were rewritten, or written and never committed, at least `retention_h` hours ago.
 
     A staged file looks like an orphan until its commit. A flow that stood still commits, when it goes on, what it had
-    staged before, so the retention must exceed the longest standstill; `schemas.settings` sees to that.
+    staged before, so the retention must exceed the longest standstill; `schemas.settings` sees to that. What a reader
+    has still to read must be younger: `infra.maintenance.readers.unread_h` is to be added.
 
     Returns:
         Bytes removed.

@@ -3,8 +3,9 @@
 # pyright: reportAttributeAccessIssue=false
 # (pyarrow.compute makes its functions when it is imported)
 
-from collections.abc import Iterator
-from datetime import timedelta
+import math
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,10 @@ from schemas.errors import LagoonError
 
 OPEN_FOR = timedelta(hours=1)
 """A service is open if its last report is at most this much older than the newest report of any service."""
+
+
+FOLLOWED = ("experience", "ledger")
+"""Tables that a learner reads commit by commit."""
 
 
 class _Part(BaseModel):
@@ -70,6 +75,21 @@ def cursors(folder: Path) -> dict[str, int]:
         "experience": min(cursor.experience_version for cursor in found),
         "ledger": min(cursor.ledger_version for cursor in found),
     }
+
+
+def unread_h(lake: Lake, name: str, cursors: Mapping[str, int], now: datetime) -> int:
+    """Hours, rounded up, since the first commit that the learner has still to read, from `cursors` or the beginning on.
+
+    Files that came with that commit or later are read though they were merged since. 0 where all is read, where the
+    beginning has been cleaned away, so that a snapshot is read, and for tables that no learner follows.
+    """
+    if name not in FOLLOWED:
+        return 0
+    commit = lake.log(name).commit(cursors.get(name, -1) + 1)
+    if commit is None:
+        return 0
+    at = min((action["commitInfo"]["timestamp"] for action in commit if "commitInfo" in action), default=0) / 1000
+    return max(0, math.ceil((now.timestamp() - at) / 3600))
 
 
 def best_versions(lake: Lake) -> set[int]:

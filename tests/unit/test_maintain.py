@@ -399,17 +399,68 @@ def test_what_adapters_change_stays_though_no_version_builds_on_it(
     assert store.versions() == left
 
 
-def test_a_damaged_checkpoint_keeps_logs_and_weights_and_is_reported(tmp_path: Path) -> None:
+DAY_MS = 86_400_000
+
+
+def away_for(lake: Lake, days: int) -> None:
+    """As if all that was written to `experience` had been written `days` days earlier."""
+    folder = Path(lake.table_uri("experience"))
+    for path in folder.glob("_delta_log/*.json"):
+        actions = [json.loads(line) for line in path.read_text().splitlines()]
+        for cells in (cells for action in actions for cells in action.values()):
+            moved = cells.keys() & {"timestamp", "modificationTime", "deletionTimestamp"}
+            cells.update({name: cells[name] - days * DAY_MS for name in moved})
+        path.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    age(folder, at=time.time() - days * 86_400)
+
+
+@pytest.mark.parametrize(("read", "unread"), [(None, ["1/0", "2/0", "3/0"]), (1, ["2/0", "3/0"])])
+def test_a_learner_that_was_away_for_longer_than_the_retention_reads_what_was_merged_meanwhile(
+    tmp_path: Path, read: int | None, unread: list[str]
+) -> None:
+    settings = run_settings(tmp_path)
+    lake = Lake.of(settings)
+    lake.ensure()
+    for sequence in range(1, 4):
+        append(lake, sequence)
+    if read is not None:
+        save_checkpoint(settings.checkpoints, 10, 4, read)
+    assert squeeze(lake) == 3
+    away_for(lake, days=20)
+    assert Upkeep(settings).run() == []
+    tail = Tail(lake, "experience", -1 if read is None else read, ["trajectory_id"])
+    assert [name for _, rows in tail.poll() for name in rows["trajectory_id"].to_pylist()] == unread
+
+
+def test_what_every_checkpoint_has_read_is_vacuumed_after_the_retention(tmp_path: Path) -> None:
+    settings = run_settings(tmp_path)
+    lake = Lake.of(settings)
+    lake.ensure()
+    for sequence in range(1, 4):
+        append(lake, sequence)
+    assert squeeze(lake) == 3
+    away_for(lake, days=20)
+    save_checkpoint(settings.checkpoints, 10, 4, lake.version("experience"))
+    assert Upkeep(settings).run() == []
+    assert [path.name for path in Path(lake.uri).glob("experience/version_bucket=0/*")] == [
+        Path(uri).name for uri in table(lake).file_uris()
+    ]
+
+
+def test_a_damaged_checkpoint_keeps_logs_and_files_and_weights_and_is_reported(tmp_path: Path) -> None:
     settings = run_settings(tmp_path)
     lake = Lake.of(settings)
     lake.ensure()
     long_log(lake)
+    assert squeeze(lake) == 6
+    away_for(lake, days=20)
     lake.append("usage", [row("usage", instance="r")], "records", 1)
     folder = save_checkpoint(settings.run.folder / "checkpoints", 10, 4, 6)
     (folder / "cursor.json").write_text("{")
     [fault] = Upkeep(settings).run()
     assert fault.startswith("cursors: ")
     assert log_files(lake, "json")[0] == 0
+    assert len(list(Path(lake.uri).glob("experience/version_bucket=0/*"))) == 7
 
 
 def test_vacuums_are_as_rare_as_the_settings_say(tmp_path: Path) -> None:
