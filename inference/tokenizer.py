@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from schemas.errors import SettingsError
+from schemas.trajectory import encodable
 
 END_OF_TEXT, START, END, CALL, END_CALL = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<call>", "</call>"
 SPECIAL_TOKENS = (END_OF_TEXT, START, END, CALL, END_CALL)
@@ -65,7 +66,7 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of trusted `text`: special tokens in it count as such."""
-        return self._trusted.encode(text, add_special_tokens=False).ids
+        return self._trusted.encode(encodable(text), add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`, special tokens written out."""
@@ -81,7 +82,7 @@ class ChatTokenizer:
         return self._footer[1:] + self.prompt(messages)
 
     def _message(self, message: dict[str, Any]) -> list[int]:
-        content = self._data.encode(message["content"], add_special_tokens=False).ids
+        content = self._data.encode(encodable(message["content"]), add_special_tokens=False).ids
         return self._header(message["role"]) + content + self._footer
 
 

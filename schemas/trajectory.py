@@ -159,10 +159,18 @@ _NAMES, _ROW = tuple(TRAJECTORY_SCHEMA.names), pa.struct(list(TRAJECTORY_SCHEMA)
 
 
 def to_batch(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
-    """The rows of `trajectories`, in order, under TRAJECTORY_SCHEMA. Types are declared, never inferred."""
+    """The rows of `trajectories`, in order, under TRAJECTORY_SCHEMA. Types are declared, never inferred.
+
+    Text may come from models, tools, programs and servers: what UTF-8 cannot hold of it is replaced (`encodable`).
+    """
     rows = [{name: _cell(t, name) for name in _NAMES} for t in trajectories]
     batch = pa.RecordBatch.from_struct_array(pa.array(rows, _ROW))  # one conversion: three times as fast as by column
     return batch.replace_schema_metadata(TRAJECTORY_SCHEMA.metadata)
+
+
+def encodable(text: str) -> str:
+    """`text` with a question mark for each lone surrogate, which JSON may escape and UTF-8 cannot hold."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def from_batch(batch: pa.RecordBatch | pa.Table) -> list[Trajectory]:
@@ -173,10 +181,14 @@ def from_batch(batch: pa.RecordBatch | pa.Table) -> list[Trajectory]:
 def _cell(trajectory: Trajectory, name: str) -> Any:
     value = getattr(trajectory, name)
     if name == "messages":
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return encodable(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
     if parts := _PARTS.get(name):
-        return [{part: getattr(item, part) for part in parts} for item in value]
-    return value
+        return [{part: _plain(getattr(item, part)) for part in parts} for item in value]
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    return encodable(value) if isinstance(value, str) else value
 
 
 def _from_row(row: dict[str, Any]) -> Trajectory:

@@ -1,6 +1,7 @@
 """What a tool gave back, made readable: whatever it is, the agent gets text and the record a status."""
 
 from inference.environments.base import ToolError
+from schemas.trajectory import encodable
 
 MAX_REPLY = 16_384
 """Characters of a reply that an agent reads."""
@@ -16,5 +17,5 @@ def readable(reply: object) -> str:
         raise reply
     if not isinstance(reply, str):
         raise ToolError(f"the tool's reply is {type(reply).__name__}, not text")
-    text = reply[: MAX_REPLY + 1].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+    text = encodable(reply[: MAX_REPLY + 1]).replace("\0", "\ufffd")
     return text if len(reply) <= MAX_REPLY else f"{text[:MAX_REPLY]} ... (cut from {len(reply)} characters)"

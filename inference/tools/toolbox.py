@@ -53,7 +53,7 @@ class Toolbox:
             reply, attempts = await self._guard(name, tool).run(lambda: self._reply(name, tool, call, limit_s))
             status, text = ResultStatus.OK, readable(reply)
         except ToolError as error:
-            status, text = ResultStatus.ERROR, f"error: {error}"
+            status, text = ResultStatus.ERROR, readable(f"error: {error}")
         except TimeoutError:
             status, text = ResultStatus.TIMEOUT, f"error: the tool did not answer within {limit_s:g} s"
         latency_s = time.perf_counter() - begun_s
