@@ -54,6 +54,8 @@ Time = Annotated[AwareDatetime, AfterValidator(_within_reach)]
 
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Total = Annotated[int, Field(ge=0, le=2**48)]
+"""A count over all of a run; the books add those of many outboxes up."""
 Factor = Annotated[float, Field(ge=0, le=1000)]
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -323,8 +325,8 @@ class UsageInterval(Message):
     num_failed: Count = 0
     weight_version: int | None = None
     outbox: str | None = None
-    produced_trajectories: int | None = None
-    produced_tokens: int | None = None
+    produced_trajectories: Total | None = None
+    produced_tokens: Total | None = None
 
 
 class File(Message):

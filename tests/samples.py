@@ -96,7 +96,7 @@ def broken(offset: int, at_s: float = 0, task: str = "add/7", rows: int = 3, tok
     """A `trajectories` message whose body nobody can read, but whose headers count it."""
     headers = {Header.SHARD: shard_of(task), Header.NUM_ROWS: rows, Header.NUM_TOKENS: tokens}
     cells = tuple((str(name), str(value).encode()) for name, value in headers.items())
-    return Raw(TRAJECTORIES.name, 0, offset, T0_MS + round(at_s * 1000), b"key", cells, b"\xff\x00 not Arrow")
+    return Raw(TRAJECTORIES.name, 0, offset, T0_MS + round(at_s * 1000), b"key", cells, b"\xff\x00 this is not Arrow")
 
 
 def weights(version: int, offset: int, at_s: float = 0) -> Raw:

@@ -9,13 +9,12 @@ from schemas.names import Header
 from schemas.replay import REPLAYED, origin_of
 from schemas.tables import DEAD_LETTERS
 from schemas.topics import TRAJECTORIES
-from schemas.wire import header_int
+from schemas.wire import MAX_PACK, header_int
 
 
 def undecodable(raw: Raw, error: str) -> pa.RecordBatch:
-    """The row that keeps `raw` byte for byte, with why it could not be read. Only `trajectories` hold trajectories."""
-    headers = dict(raw.headers)
-    least = 1 if raw.topic == TRAJECTORIES.name else 0
+    """The row that keeps `raw` byte for byte, with why it could not be read."""
+    num_rows, num_tokens = _counts(raw)
     return _row(
         raw.topic,
         raw.partition,
@@ -25,8 +24,8 @@ def undecodable(raw: Raw, error: str) -> pa.RecordBatch:
         value=raw.value,
         headers=json.dumps([[name, value.hex()] for name, value in raw.headers]),
         error=error,
-        num_rows=header_int(headers, Header.NUM_ROWS, least),
-        num_tokens=header_int(headers, Header.NUM_TOKENS, 0),
+        num_rows=num_rows,
+        num_tokens=num_tokens,
         kind="undecodable",
         replayed_from=replayed_from(raw),
     )
@@ -48,6 +47,15 @@ def replayed(raw: Raw, letter: str) -> pa.RecordBatch:
         kind="replayed",
         replayed_from=letter,
     )
+
+
+def _counts(raw: Raw) -> tuple[int, int]:
+    """Trajectories and tokens by the headers of `raw`. They may lie, but no message holds more than this."""
+    if raw.topic != TRAJECTORIES.name:
+        return 0, 0
+    headers = dict(raw.headers)
+    num_rows = min(max(header_int(headers, Header.NUM_ROWS, 1), 1), MAX_PACK)
+    return num_rows, min(header_int(headers, Header.NUM_TOKENS, 0), raw.num_bytes)
 
 
 def replayed_from(raw: Raw) -> str | None:

@@ -109,6 +109,11 @@ def test_a_number_that_no_column_can_hold_is_a_dead_letter() -> None:
     assert "does not fit" in row["error"]
 
 
+def test_a_total_that_no_run_reaches_is_a_dead_letter_for_the_books_add_totals_up() -> None:
+    report = INTERVAL.model_copy(update={"produced_tokens": 2**62})
+    assert only([raw("usage", report)])[0] == "dead_letters"
+
+
 def test_a_hole_is_a_row_that_says_which_offsets_are_gone() -> None:
     table, row = only([Hole("usage", 0, 100, 500, 1_000)])
     assert table == "dead_letters"

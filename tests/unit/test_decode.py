@@ -39,14 +39,22 @@ def test_packs_and_notes_keep_the_order_of_the_log() -> None:
 
 def test_an_unreadable_message_is_kept_byte_for_byte_and_counted_by_its_headers() -> None:
     letter = decode(SHARD, [broken(5, rows=3, tokens=18)], {}).dead_letters[0].to_pylist()[0]
-    assert letter["value"] == b"\xff\x00 not Arrow"
+    assert letter["value"] == b"\xff\x00 this is not Arrow"
     assert (letter["offset"], letter["num_rows"], letter["num_tokens"]) == (5, 3, 18)
     assert letter["kind"] == "undecodable"
     assert letter["error"]
 
 
+@pytest.mark.parametrize(("said", "rows", "tokens"), [(10**18 - 1, 16, 20), (17, 16, 17), (0, 1, 0)])
+def test_a_letter_counts_no_more_than_a_message_can_hold_and_no_less_than_one_trajectory(
+    said: int, rows: int, tokens: int
+) -> None:
+    letter = decode(SHARD, [broken(5, rows=said, tokens=said)], {}).dead_letters[0].to_pylist()[0]
+    assert (letter["num_rows"], letter["num_tokens"]) == (rows, tokens)
+
+
 def test_an_unreadable_directive_is_one_dead_letter_that_counts_no_trajectories() -> None:
-    bad = dataclasses.replace(clock(3, 0), value=b"{")
+    bad = dataclasses.replace(clock(3, 0), value=b"{", headers=broken(0).headers)
     assert decode(SHARD, [bad], {}).dead_letters == ()
     assert decode(0, [bad], {}).dead_letters[0].to_pylist()[0]["num_rows"] == 0
 
