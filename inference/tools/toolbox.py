@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Hashable, Sequence
+from weakref import WeakValueDictionary
 
 from prometheus_client import Histogram
 
@@ -22,7 +23,8 @@ class Toolbox:
 
     def __init__(self) -> None:
         self._guards: dict[str, Guard] = {}
-        self._mergers: dict[Hashable, Merger] = {}
+        self._mergers: WeakValueDictionary[Hashable, Merger] = WeakValueDictionary()
+        """A merger lives while a call waits or a batch runs: it holds its tool, which may hold an environment."""
 
     async def run(
         self, environment: Environment, calls: Sequence[Call | Malformed], timeout_s: float

@@ -1,8 +1,10 @@
 """Tool calls of many episodes: merged, limited, retried, cut off; whatever a tool does is somebody's row."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -123,6 +125,46 @@ def test_a_batch_of_the_wrong_length_is_an_error_of_each_of_its_calls() -> None:
         return list(await Toolbox().run(Bench(tool), [call(n=1), call(n=2)], 30))
 
     assert [r.text for r in asyncio.run(play())] == ["error: the tool gave 1 replies to 2 calls"] * 2
+
+
+class Batching(Bench):
+    """Its batches are its own."""
+
+    def __init__(self) -> None:
+        super().__init__(Tool(Service().one, run_batch=self.answer, batch_window_s=0.01))
+
+    async def answer(self, many: Sequence[dict[str, Any]]) -> Sequence[str]:
+        return [str(a["n"]) for a in many]
+
+
+def test_no_environment_is_kept_once_its_calls_have_ended() -> None:
+    """However they ended. One is: a tool's guard takes its limits from the first."""
+
+    async def play() -> int:
+        toolbox, kept = Toolbox(), WeakSet[Batching]()
+
+        async def one(n: int) -> None:
+            environment = Batching()
+            kept.add(environment)
+            await toolbox.run(environment, [call(n=n), call(n=n)], 30)
+
+        async def stopped() -> None:
+            tasks = [asyncio.create_task(one(n)) for n in range(20)]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        for n in range(20):
+            await one(n)
+        await stopped()
+        async with asyncio.timeout(30):
+            while len(kept) > 1:
+                gc.collect()
+                await asyncio.sleep(0.01)  # until the windows have closed
+        return len(kept)
+
+    assert asyncio.run(play()) == 1
 
 
 def test_an_episode_that_ended_is_in_no_batch() -> None:
