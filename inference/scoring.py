@@ -32,11 +32,6 @@ class Tally:
         return self.unscored.total()
 
     @property
-    def family_score(self) -> FamilyScore:
-        """As a message."""
-        return FamilyScore(score=self.score, num_scored=self.num_scored, num_unscored=self.num_unscored)
-
-    @property
     def reason(self) -> str | None:
         """What kept episodes from a score, in words; None where all have one."""
         if not self.unscored:
@@ -51,17 +46,31 @@ def tally(episodes: Sequence[Trajectory], success_reward: float) -> Tally:
     An infrastructure failure that brings a reward along, such as a broken judge's default of 0, is not believed.
     """
     unscored = Counter(str(e.error_kind) for e in episodes if e.error_kind in INFRASTRUCTURE_ERRORS)
-    scored = [e for e in episodes if e.error_kind not in INFRASTRUCTURE_ERRORS]
-    successes = sum(e.reward is not None and e.reward >= success_reward for e in scored)
-    return Tally(successes, len(scored), unscored)
+    outcomes = _by_task(episodes, success_reward)
+    return Tally(outcomes.count("1"), len(episodes) - unscored.total(), unscored)
 
 
 def by_family(episodes: Sequence[Trajectory], success_reward: float) -> dict[str, FamilyScore]:
-    """The score of each task family."""
+    """The score of each task family, and the outcomes of its `episodes` in their order."""
     families: dict[str, list[Trajectory]] = defaultdict(list)
     for episode in episodes:
         families[episode.task_family].append(episode)
-    return {name: tally(members, success_reward).family_score for name, members in sorted(families.items())}
+    return {name: _family_score(members, success_reward) for name, members in sorted(families.items())}
+
+
+def _family_score(episodes: Sequence[Trajectory], success_reward: float) -> FamilyScore:
+    counts, outcomes = tally(episodes, success_reward), _by_task(episodes, success_reward)
+    return FamilyScore(
+        score=counts.score, num_scored=counts.num_scored, num_unscored=counts.num_unscored, by_task=outcomes
+    )
+
+
+def _by_task(episodes: Sequence[Trajectory], success_reward: float) -> str:
+    """A letter for each episode, as in `schemas.messages.FamilyScore`."""
+    return "".join(
+        "-" if e.error_kind in INFRASTRUCTURE_ERRORS else str(int(e.reward is not None and e.reward >= success_reward))
+        for e in episodes
+    )
 
 
 def wilson(successes: int, num_trials: int) -> tuple[float, float]:

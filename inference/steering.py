@@ -8,18 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inference.scoring import two_proportion_z
+from inference.significance import Evidence, clearest, one_sided
 from schemas.messages import EvalResult, FamilyScore
 from schemas.settings import Settings
 
 RECENT = 8
-"""A version is compared with the best of this many before it; an old best is forgotten after as many."""
+"""A version is compared with each of this many before it; what it fell from is forgotten after as many."""
 
 LOW_WEIGHT = 0.25
 """Factor of a mastered or hopeless family. Never 0: a family that was scored 0 by an outage comes back by itself."""
-
-TEST = "z of two proportions"
-"""The test by which a change of the score is significant: `inference.scoring.two_proportion_z`."""
 
 _MATERIAL = 0.25
 """A change of a family's factor below this sends nothing."""
@@ -37,6 +34,9 @@ class Order:
 class Steering:
     """Answers eval results, in the order of their versions.
 
+    A change is significant by `inference.significance`: on an unchanged policy at most a share `one_sided(fall_z)` of
+    evaluations are taken for a fall.
+
     Attributes:
         family_weights: Factors of the families that were ordered last.
     """
@@ -45,21 +45,22 @@ class Steering:
         self.family_weights: dict[str, float] = {}
         self._settings = settings
         self._recent: deque[EvalResult] = deque(maxlen=RECENT)
-        self._lowest: EvalResult | None = None
+        self._since: deque[EvalResult] | None = None
+        self._newest = 0
 
     @property
     def fallen(self) -> bool:
         """A significant fall is being answered."""
-        return self._lowest is not None
+        return self._since is not None
 
     def judge(self, result: EvalResult) -> list[Order]:
         """The orders that `result` calls for; none without a score, or where a newer version has been judged."""
         if result.score is None or not result.num_scored:
             return []
-        is_news = result.end_version >= max((r.end_version for r in self._recent), default=0)
-        orders = [*self._families(result), *self._trend(result)] if is_news else []
+        before, is_news = list(self._recent), result.end_version >= self._newest
+        self._newest = max(self._newest, result.end_version)
         self._recent.append(result)
-        return orders
+        return [*self._families(result), *self._trend(result, before)] if is_news else []
 
     def _families(self, result: EvalResult) -> list[Order]:
         weights = self.family_weights | family_weights(result.families, self._settings)
@@ -71,30 +72,33 @@ class Steering:
         reason = f"scores of version {result.end_version} change the weight of {named}"
         return [Order("dispatch", reason, {"family_weights": weights})]
 
-    def _trend(self, result: EvalResult) -> list[Order]:
-        evaluator = self._settings.evaluator
-        best = max(self._recent, key=_score, default=result)
-        z = _z(best, result)
-        if self._lowest is not None:
-            return self._recovery(result, self._lowest, best, z)
-        if z <= evaluator.fall_z:
+    def _trend(self, result: EvalResult, before: list[EvalResult]) -> list[Order]:
+        if not before:
             return []
-        self._lowest = result
-        reason = f"{_named(result)} fell below {_named(best)}: {TEST} {z:.2f} is above {evaluator.fall_z:g}"
+        evaluator = self._settings.evaluator
+        fall, alpha = clearest((other, result) for other in before), one_sided(evaluator.fall_z)
+        if self._since is not None:
+            return self._recovery(fall, self._since)
+        if fall.p >= alpha:
+            return []
+        self._since = deque(maxlen=RECENT)  # without this one: it was picked for being low, all others rise from it
+        reason = f"{_named(result)} fell below {_named(fall.better)}: {fall.how}, is below {alpha:.2g}"
         return _orders(reason, evaluator.recent_bucket_weight, evaluator.learning_rate_scale)
 
-    def _recovery(self, result: EvalResult, lowest: EvalResult, best: EvalResult, z: float) -> list[Order]:
+    def _recovery(self, fall: Evidence, since: deque[EvalResult]) -> list[Order]:
         """A fall is over when the score is back, or rises: then what was wrong is over, and caution only slows it."""
-        fall_z, rise = self._settings.evaluator.fall_z, _z(result, lowest)
-        if z <= fall_z / 2:
-            reason = f"{_named(result)} recovered to {_named(best)}: {TEST} {z:.2f}"
-        elif rise > fall_z:
-            self._recent.clear()  # or the best before the fall would make this one a fall again
-            reason = f"{_named(result)} rose from {_named(lowest)}: {TEST} {rise:.2f} is above {fall_z:g}"
+        fall_z, result = self._settings.evaluator.fall_z, fall.worse
+        over, alpha = one_sided(fall_z / 2), one_sided(fall_z)
+        rise = clearest((result, other) for other in since) if since else None
+        if fall.p > over:
+            reason = f"{_named(result)} recovered to {_named(fall.better)}: {fall.how}, is above {over:.2g}"
+        elif rise and rise.p < alpha:
+            self._recent.clear()  # what it fell from would make this a fall again, and this was picked for being high
+            reason = f"{_named(result)} rose from {_named(rise.worse)}: {rise.how}, is below {alpha:.2g}"
         else:
-            self._lowest = min(lowest, result, key=_score)
+            since.append(result)
             return []
-        self._lowest = None
+        self._since = None
         return _orders(reason, 1.0, 1.0)
 
 
@@ -118,14 +122,6 @@ def _orders(reason: str, recent_weight: float, learning_rate_scale: float) -> li
         Order("learner", reason, buckets | {"learning_rate_scale": learning_rate_scale}),
         Order("curate", reason, buckets),
     ]
-
-
-def _score(result: EvalResult) -> float:
-    return result.score or 0.0
-
-
-def _z(above: EvalResult, below: EvalResult) -> float:
-    return two_proportion_z(_score(above), above.num_scored, _score(below), below.num_scored)
 
 
 def _named(result: EvalResult) -> str:

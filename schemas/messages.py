@@ -238,11 +238,16 @@ class WeightSummary(Message):
 
 
 class FamilyScore(Message):
-    """Score of one task family in an evaluation; `score` is the mean over the scored episodes, null without any."""
+    """Score of one task family in an evaluation; `score` is the mean over the scored episodes, null without any.
+
+    `by_task` has a letter for each held-out task, in order: 1 solved, 0 not, - unscored. All evaluations play the same
+    tasks in the same order, with the same seeds; the shorter of two plays the first of them. Empty in old results.
+    """
 
     score: float | None
     num_scored: Count
     num_unscored: Count
+    by_task: str = Field(default="", pattern=r"^[01-]*$")
 
 
 class EvalResult(Message):

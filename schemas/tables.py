@@ -278,7 +278,7 @@ EVALS = Table(
             column("high", F64, "95 % Wilson interval", True),
             column("num_scored", I64, "episodes with a score"),
             column("num_unscored", I64, "episodes that the infrastructure failed"),
-            column("families", STR, "scores by family, JSON"),
+            column("families", STR, "scores by family, and outcomes by task, JSON"),
             column("reason", STR, "why it was skipped", True),
             column("num_tokens", I64, "tokens spent"),
             column("started_at", TIMESTAMP, "start"),

@@ -185,7 +185,7 @@ class Evaluator(Section):
     max_unscored_ratio: Ratio = 0.1
     """More than this share unscored keeps a version from becoming champion."""
     fall_z: float = Field(default=2.0, gt=0)
-    """Two-proportion z value beyond which a falling score is significant."""
+    """Standard errors beyond which a fall is significant, one-sided: 2 allows 0.023 false alarms an evaluation."""
     learning_rate_scale: float = Field(default=0.5, gt=0, le=1)
     recent_bucket_weight: float = Field(default=4.0, ge=1)
     threads: Positive = 1

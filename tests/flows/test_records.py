@@ -27,7 +27,7 @@ EVAL = EvalResult(
     score=0.5,
     num_scored=2,
     num_unscored=1,
-    families={"chain": FamilyScore(score=0.5, num_scored=2, num_unscored=1)},
+    families={"chain": FamilyScore(score=0.5, num_scored=2, num_unscored=1, by_task="1-0")},
     started_at=AT,
     finished_at=AT + timedelta(seconds=2),
 )
@@ -78,7 +78,8 @@ def test_an_eval_keeps_all_three_versions_and_its_families() -> None:
     table, row = only([raw("evals", EVAL)])
     assert table == "evals"
     assert (row["requested_version"], row["start_version"], row["end_version"]) == (3, 3, 4)
-    assert json.loads(row["families"]) == {"chain": {"score": 0.5, "num_scored": 2, "num_unscored": 1}}
+    families = {"chain": {"score": 0.5, "num_scored": 2, "num_unscored": 1, "by_task": "1-0"}}
+    assert json.loads(row["families"]) == families
     assert row["low"] is None
 
 

@@ -61,8 +61,8 @@ AT = datetime.now(UTC)
 def _eval() -> Message:
     return EvalResult(
         eval_id="e", kind="full", requested_version=1, start_version=1, end_version=1, score=0.5, low=0.4, high=0.6,
-        num_scored=10, num_unscored=0, families={"add": FamilyScore(score=0.5, num_scored=10, num_unscored=0)},
-        started_at=AT, finished_at=AT,
+        num_scored=10, num_unscored=0, started_at=AT, finished_at=AT,
+        families={"add": FamilyScore(score=0.5, num_scored=10, num_unscored=0, by_task="1101001010")},
     )  # fmt: skip
 
 

@@ -72,6 +72,14 @@ def test_scores_are_kept_by_family() -> None:
     assert (scores["chain"].score, scores["chain"].num_scored, scores["chain"].num_unscored) == (None, 0, 1)
 
 
+def test_outcomes_are_kept_by_task_in_the_order_of_the_tasks() -> None:
+    lost = {"status": Status.FAILED, "error_kind": ErrorKind.ENGINE, "reward": None}
+    wrong = {"status": Status.FAILED, "error_kind": ErrorKind.AGENT_TIMEOUT, "reward": None}
+    ends = [("add", RIGHT), ("chain", RIGHT), ("add", lost), ("add", WRONG), ("chain", wrong), ("add", RIGHT)]
+    scores = by_family([episode(task(family=family), **end) for family, end in ends], 1.0)  # type: ignore[arg-type]
+    assert {name: score.by_task for name, score in scores.items()} == {"add": "1-01", "chain": "10"}
+
+
 def test_wilson_interval_by_hand() -> None:
     # n 10, p 0.5, z² 3.8415: (0.5 + 0.19207 ± 1.96 √(0.025 + 0.0096036)) / 1.38415 = (0.69207 ± 0.36459) / 1.38415
     low, high = wilson(5, 10)
@@ -142,6 +150,7 @@ def test_every_version_is_evaluated_on_the_same_held_out_tasks_with_the_same_see
         ("add", 8, 1, 5, Origin.EVAL),
     ]
     assert len({t.group_id for t in tasks}) == 5  # sampling seeds come from it
+    assert held_out_tasks(settings, 9, NOW)[:5] == tasks  # a full evaluation begins with those of a light one
     assert [t.group_id for t in held_out_tasks(settings, 5, datetime.now(UTC))] == [t.group_id for t in tasks]
     assert without_held_out(settings.families) == ["all"]
 

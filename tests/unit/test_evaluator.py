@@ -1,6 +1,7 @@
 """The evaluator: a row for every version, each result at its own version, a champion, directives."""
 
 import asyncio
+import json
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from flows.connectors.items import Raw
 from flows.steps.records import to_rows
 from inference.earlier import in_lake
-from inference.engines.base import Generation
+from inference.engines.base import EngineError, Generation
 from inference.engines.vllm.engine import VllmEngine
 from inference.eval_plan import Job, Kind
 from inference.evaluator import Evaluator, Training
@@ -21,7 +22,9 @@ from inference.tokenizer import make_tokenizer
 from infra.lake import Lake
 from schemas.errors import SettingsError
 from schemas.messages import Directive, EvalResult, Message
+from schemas.messages import decode as decode_message
 from schemas.settings import Settings, Vllm, load
+from schemas.tables import EVALS
 from schemas.trajectory import from_batch
 from schemas.wire import decode
 from tests.rollout_fakes import FakeEngine, FakeProducer, FakeStore
@@ -147,9 +150,28 @@ def test_a_light_and_a_full_evaluation_of_a_version_overwrite_nothing_of_one_ano
 
     asyncio.run(both())
     assert {r.kind: (r.end_version, r.num_scored) for r in setup.results} == {"light": (25, 3), "full": (25, 6)}
+    assert {r.kind: r.families["good"].by_task for r in setup.results} == {"light": "111", "full": "111111"}
     assert sorted(key for topic, key, _ in setup.sent if topic == "evals") == ["25/full", "25/light"]
     assert (setup.board.scores, setup.board.full_scores) == ({25: 1.0}, {25: 1.0})
     assert setup.due() == []
+
+
+@pytest.mark.timeout(30)
+def test_outcomes_stand_in_the_order_of_the_tasks_whichever_ends_first(tmp_path: Path) -> None:
+    class FirstIsLast(FakeEngine):
+        begun = 0
+
+        async def generate(self, *args: object, **more: object) -> Generation:  # type: ignore[override]
+            self.begun += 1
+            if self.begun > 1:
+                return await super().generate(*args, **more)  # type: ignore[arg-type]
+            while self.begun < 1 + 2 * 2:  # two turns of each of the others
+                await asyncio.sleep(0)
+            raise EngineError("lost")
+
+    setup = Setup(tmp_path, Store({1: PROBE}), FirstIsLast)
+    result = asyncio.run(setup.judge())
+    assert (result.families["good"].by_task, result.num_scored) == ("-11", 2)
 
 
 @pytest.mark.parametrize("hung", ["light", "full"])
@@ -314,6 +336,20 @@ def test_results_come_back_from_the_lake_as_they_were_written(tmp_path: Path) ->
     [(table, batch)] = to_rows([raw])
     lake.append(table, pa.Table.from_batches([batch]), "records", 1)
     assert in_lake(lake) == setup.results
+
+
+def test_results_from_before_outcomes_were_kept_by_task_are_remembered(tmp_path: Path) -> None:
+    setup = Setup(tmp_path, Store({1: PROBE}))
+    asyncio.run(setup.judge())
+    old = setup.results[0].model_dump(mode="json")
+    del old["families"]["good"]["by_task"]
+    lake = Lake(str(tmp_path / "lake"))
+    lake.ensure()
+    row = {**setup.results[0].model_dump(), "families": json.dumps(old["families"])}
+    lake.append("evals", pa.Table.from_pylist([row], EVALS.schema), "records", 1)
+    [found] = in_lake(lake)
+    assert found == decode_message(EvalResult, json.dumps(old).encode())  # as it lies in the topic
+    assert (found.families["good"].score, found.families["good"].by_task) == (1.0, "")
 
 
 def _earlier(version: int) -> EvalResult:
