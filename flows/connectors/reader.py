@@ -183,7 +183,6 @@ class Reader:
 
 def _raw(topic: str, message: Message) -> Raw:
     kind, timestamp = message.timestamp()
-    headers: Sequence[tuple[str, Any]] = message.headers() or ()  # pyright: ignore[reportAssignmentType]
     if kind != TIMESTAMP_LOG_APPEND_TIME:
         raise BrokerError(
             f"{message.topic()} does not carry the broker's time; set message.timestamp.type=LogAppendTime on it, or "
@@ -195,6 +194,18 @@ def _raw(topic: str, message: Message) -> Raw:
         message.offset() or 0,
         timestamp,
         message.key(),
-        tuple((name, value or b"") for name, value in headers),
+        headers_of(message),
         message.value() or b"",
     )
+
+
+def headers_of(message: Message) -> tuple[tuple[str, bytes], ...]:
+    """The headers of `message`; none where one has a name that is not UTF-8, for which the client has no text.
+
+    Ask once for each message: to a second question the client answers with what is left of the first.
+    """
+    try:
+        headers: Sequence[tuple[str, Any]] = message.headers() or ()  # pyright: ignore[reportAssignmentType]
+    except SystemError:
+        return ()
+    return tuple((name, value or b"") for name, value in headers)

@@ -1,11 +1,10 @@
 """Reads single messages of a log again, by partition and offset."""
 
 import time
-from collections.abc import Sequence
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
+from flows.connectors.reader import headers_of
 from infra.claims import Claims
 from infra.kafka import consumer
 from schemas.errors import BrokerError, ContractError
@@ -46,8 +45,7 @@ class Refetch:
         )
 
     def _body(self, message: Message) -> bytes | None:
-        headers: Sequence[tuple[str, Any]] = message.headers() or ()  # pyright: ignore[reportAssignmentType]
         try:
-            return self._claims.body(dict(headers), message.value() or b"")
+            return self._claims.body(dict(headers_of(message)), message.value() or b"")
         except ContractError:
             return None

@@ -20,12 +20,15 @@ from flows.connectors import parts
 from flows.connectors.items import Clock, Raw, Tick
 from flows.connectors.kafka_sink import KafkaSink, kafka_output
 from flows.connectors.kafka_source import MergeSource, TopicsSource
+from flows.connectors.refetch import Refetch
+from infra.claims import Claims
 from infra.kafka import Follower, Producer, ensure_topics
 from infra.stack.kafka import LocalKafka
 from infra.stack.ports import free_port
 from schemas.errors import BrokerError
 from schemas.messages import WeightSummary
 from schemas.settings import Kafka
+from tests import odd_header
 from tests.conftest import ROOT
 from tests.flows.test_records import WEIGHT
 
@@ -134,6 +137,17 @@ def test_markers_of_transactions_do_not_hide_the_end(kafka: Kafka) -> None:
     assert [i.value for i in merged if i.topic == "trajectories"] == bodies
     assert [i.value for i in merged if i.topic == "control"] == bodies
     assert [i.value for i in emitted(topics(kafka, "control")) if isinstance(i, Raw)] == bodies
+
+
+def test_a_message_with_a_header_that_no_text_can_name_is_read_as_one_without_headers(kafka: Kafka) -> None:
+    ensure_topics(kafka)
+    odd_header.send(kafka.brokers, kafka.topic("trajectories"), b"\xff\xfe", b"body")
+    producer = Producer(kafka, "test")
+    producer.send("trajectories", "k", b"next", partition=0, headers={"h": b"1"})
+    producer.close()
+    items = lanes(emitted(merge(kafka)))[0]
+    assert [(item.headers, item.value) for item in items] == [((), b"body"), ((("h", b"1"),), b"next")]
+    assert Refetch(kafka, "trajectories", "test", Claims("memory:///")).read(0, 0) == b"body"
 
 
 def test_the_clock_ticks_at_the_boundary_only(kafka: Kafka) -> None:
