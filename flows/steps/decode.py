@@ -16,6 +16,9 @@ from schemas.trajectory import TRAJECTORY_SCHEMA
 MAX_OUTBOXES = 4096
 """Outboxes whose last sequence number a shard remembers; the one that was silent longest goes first."""
 
+MAX_OUTBOX_LENGTH = 256
+"""A longer name is none, or those that are remembered would have no bound."""
+
 Sequences = dict[str, int]
 """Last sequence number by outbox. Each outbox numbers its messages upwards, so nothing else need be remembered."""
 
@@ -83,7 +86,7 @@ def _seen_before(raw: Raw, sequences: Sequences) -> bool:
     headers = dict(raw.headers)
     outbox = headers.get(Header.OUTBOX, b"").decode("utf-8", "replace")
     sequence = wire.header_int(headers, Header.SEQUENCE, -1)
-    if not outbox or sequence < 0:
+    if not 0 < len(outbox) <= MAX_OUTBOX_LENGTH or sequence < 0:
         return False
     last = sequences.pop(outbox, -1)
     sequences[outbox] = max(last, sequence)

@@ -13,7 +13,8 @@ from schemas.names import Origin
 from schemas.settings import Family
 
 SOUND, MALFORMED, UNKNOWN, HELD_OUT = range(4)
-MAX_INDEX_DIGITS = 9
+MAX_FAMILY_LENGTH, MAX_INDEX_DIGITS = 64, 9
+MAX_TASK_LENGTH = MAX_FAMILY_LENGTH + 1 + MAX_INDEX_DIGITS
 
 
 class TaskColumns(Columns):
@@ -23,7 +24,7 @@ class TaskColumns(Columns):
         super().__init__(rows)
         self.shard, self.families = shard, tuple(families)
         tasks = rows.column("task_id").dictionary_encode()
-        names = tasks.dictionary.to_pylist()
+        names = [t if len(t) <= MAX_TASK_LENGTH else "" for t in tasks.dictionary.to_pylist()]  # what is judged is kept
         codes = tasks.indices.to_numpy()
         sizes = _sizes(self.families)
         self.verdicts: npt.NDArray[np.int64] = np.array([_verdict(t, sizes) for t in names], np.int64)[codes]
@@ -67,7 +68,7 @@ def _sizes(families: Sequence[Family]) -> tuple[tuple[str, int, int], ...]:
 def _verdict(task: str, families: tuple[tuple[str, int, int], ...]) -> int:
     family, _, index = task.partition("/")
     well_formed = (
-        0 < len(family) <= 64
+        0 < len(family) <= MAX_FAMILY_LENGTH
         and family.isascii()
         and family.replace(".", "").replace("_", "").replace("-", "").isalnum()
         and index.isascii()

@@ -84,6 +84,12 @@ def test_a_message_without_outbox_is_never_a_repeat() -> None:
     assert repeats(a, a) == [False, False]
 
 
+def test_an_outbox_with_an_endless_name_is_not_remembered() -> None:
+    sequences: Sequences = {}
+    a = message(group("a", [1.0]), 0, outbox="o" * 257, sequence=7)
+    assert (repeats(a, a, sequences=sequences), sequences) == ([False, False], {})
+
+
 def test_an_unreadable_repeat_is_not_counted_twice() -> None:
     headers = ((str(Header.OUTBOX), b"o1"), (str(Header.SEQUENCE), b"4"))
     bad = dataclasses.replace(broken(0), headers=headers)

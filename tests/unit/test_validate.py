@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import random
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,16 @@ def reason(**changes: Any) -> str:
 
 def failed(error_kind: str = "environment", **changes: Any) -> dict[str, Any]:
     return {"status": "failed", "stop_reason": "error", "error_kind": error_kind, "reward": None, **changes}
+
+
+def test_tasks_of_any_length_take_no_memory_once_they_are_judged() -> None:
+    reasons(trajectory())
+    tracemalloc.start()
+    for number in range(20):
+        assert "task_id is not" in reasons(trajectory(task_id=f"add/{number}" + "x" * 500_000))[0]
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_000_000
 
 
 def test_a_sound_trajectory_passes() -> None:
@@ -130,6 +141,8 @@ def test_rounding_of_a_certain_token_is_not_a_positive_logprob() -> None:
         ("add/x", "add", "task_id is not"),
         ("add/-1", "add", "task_id is not"),
         ("add/1234567890", "add", "task_id is not"),
+        ("", "", "task_id is not"),
+        ("add/7" + "x" * 1000, "add", "task_id is not"),
         ("a b/1", "a b", "task_id is not"),
         ("add/1", "sub", "task_id is not"),
         ("sub/1", "sub", "not in the settings"),
