@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from flows.connectors.items import Raw
 from flows.earlier import Earlier
 from flows.steps.difficulty import Posterior
 from flows.steps.dispatcher import Dispatcher
+from flows.steps.eviction import LATE
+from flows.steps.groups import MAX_CLOSED
 from infra import sql
 from infra.lake import Lake
 from infra.resume import books
@@ -22,6 +25,9 @@ from schemas.messages import Directive
 from schemas.settings import Settings, load
 from tests.manifests import flip, named, run_manifest, save_step
 from tests.rows import AT, row
+from tests.samples import clock, group, message, weights
+from tests.unit.curation import SETTINGS as CURATION
+from tests.unit.curation import Curation
 from trainers.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from trainers.run_record import agreed
 
@@ -288,6 +294,55 @@ def test_siblings_of_an_earlier_life_are_still_evicted_together(settings: Settin
     RunManifests(Lake.of(settings)).write(run_manifest(weight_version=9))
     live = Earlier(second_life(settings)).shard(shard_of("add/1")).live
     assert [member.trajectory_id for member, _ in live.evict(3, 1.0)] == ["a0", "a1"]
+
+
+def two_lives(settings: Settings, *earlier: Raw) -> Curation:
+    """A shard with room for a group, in the second life of a run that has seen `earlier` in its first."""
+    curate = CURATION.curate.model_copy(update={"capacity": 64, "max_evicted_share": 1.0})
+    first, second = (Curation(CURATION.model_copy(update={"curate": curate})) for _ in range(2))
+    first.feed(*earlier)
+    for table in ("experience", "ledger", "groups"):
+        fill(settings, table, *first.rows[table])
+    RunManifests(Lake.of(settings)).write(run_manifest(weight_version=1))
+    second.curator.begin(Earlier(second_life(settings)).shard(second.shard))
+    return second
+
+
+def test_who_comes_after_a_resume_leaves_with_its_group_that_was_evicted_before(settings: Settings) -> None:
+    a, b = group("a", [1.0, 1.0, 0.0, 0.0]), group("b", [0.0, 1.0, 1.0, 0.0])
+    # a closes by timeout without its last member, and leaves for b, which tells more
+    second = two_lives(settings, weights(1, 0), message(a[:3], 0), clock(0, at_s=6), message(b, 1, at_s=7))
+    assert second.curator.state.live.by_bucket() == {1: 4}
+    second.feed(message(a, 0, at_s=100))
+    assert second.events("row") == [
+        ("duplicate", 0),
+        ("duplicate", 1),
+        ("duplicate", 2),
+        ("admitted", 3),
+        ("evicted", 3),
+    ]
+    assert second.rows["ledger"][-1]["reason"] == LATE
+    assert second.rows["experience"][0]["group_reward_mean"] == pytest.approx(2 / 3)  # of a as it had closed
+    assert second.curator.state.live.by_bucket() == {1: 4}
+    assert not second.curator.state.open
+
+
+def test_who_comes_after_a_resume_joins_its_group_that_still_lives(settings: Settings) -> None:
+    a = group("a", [1.0, 1.0, 0.0, 0.0])
+    second = two_lives(settings, weights(1, 0), message(a[:3], 0), clock(0, at_s=6))
+    second.feed(message(a[3:], 0, at_s=100))
+    assert second.count() == {"admitted": 1}
+    assert second.curator.state.live.by_bucket() == {1: 4}
+    assert second.curator.state.closed[a[0].group_id].places == 0b1111
+
+
+def test_a_new_life_remembers_no_more_closed_groups_than_a_shard_may(settings: Settings) -> None:
+    names = [f"{number:04d}" for number in range(MAX_CLOSED + 2)]
+    times = [AT + timedelta(seconds=number) for number in range(len(names))]
+    closed = [{"group_id": n, "task_id": "add/1", "closed_at": t} for n, t in zip(names, times, strict=True)]
+    fill(settings, "groups", *closed)
+    fill(settings, "ledger", *[{"group_id": n, "event": "stale", "trajectory_id": f"{n:0>32}"} for n in names])
+    assert list(Earlier(second_life(settings)).shard(shard_of("add/1")).closed) == names[2:]
 
 
 def test_a_run_that_resumes_at_version_100_has_the_capacity_of_one_that_begins(settings: Settings) -> None:
