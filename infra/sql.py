@@ -3,6 +3,8 @@
 A connection shows the lake as it was when it was opened; who asks again and again keeps one, in `Live`.
 """
 
+import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ def connect(
 
 
 class Live:
-    """A connection for who asks again and again: only tables that have changed are opened anew.
+    """A connection for who asks again and again: of a query's tables only those that have changed are opened anew.
 
     Raises:
         LakeError: a table does not exist.
@@ -56,9 +58,9 @@ class Live:
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
         """The rows that answer `query` of the lake as it is now."""
-        for name, table in TABLES.items():
+        for name in _tables_in(query):
             if (version := self._lake.version(name)) != self._versions[name]:
-                self._connection.register(name, _dataset(self._lake, table))
+                self._connection.register(name, _dataset(self._lake, TABLES[name]))
                 self._versions[name] = version
         return self._connection.execute(query).fetchall()
 
@@ -77,6 +79,17 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str, *values: object) -> 
 def view_names() -> list[str]:
     """The views that `connect` creates, sorted."""
     return sorted(path.stem for path in VIEWS.glob("*.sql"))
+
+
+@cache
+def _tables_in(query: str) -> frozenset[str]:
+    """The tables that `query` names, itself or by a view; rather one too many, where a column is called like it."""
+    views, found, texts = set(view_names()), set[str](), [query]
+    while texts:
+        new = {word for word in re.findall(r"\w+", texts.pop().lower()) if word in TABLES or word in views} - found
+        found |= new
+        texts += [(VIEWS / f"{name}.sql").read_text() for name in new & views]
+    return frozenset(found & TABLES.keys())
 
 
 def _dataset(lake: Lake, table: Table) -> ds.Dataset | pa.Table:

@@ -85,6 +85,26 @@ def test_a_live_connection_shows_rows_that_came_since_through_views_too(lake: La
     live.close()
 
 
+def test_a_live_connection_looks_only_at_the_tables_that_a_query_reads_itself_or_through_views(lake: Lake):
+    asked = list[str]()
+
+    class Asked(Lake):
+        def version(self, name: str) -> int:
+            asked.append(name)
+            return super().version(name)
+
+    live = sql.Live(Asked(lake.uri))
+    for query, tables in (
+        ("SELECT count(*) FROM Outcomes", {"ledger"}),
+        ('FROM "train_steps" JOIN evals ON true', {"train_steps", "evals"}),
+        ("SELECT * FROM conservation", {"usage", "ledger", "dead_letters"}),  # through outcomes, letters
+    ):
+        asked.clear()
+        live.ask(query)
+        assert set(asked) == tables
+    live.close()
+
+
 def test_conservation_counts_each_outcome_and_what_is_still_in_flight(lake: Lake):
     events = ["admitted", "admitted", "stale", "duplicate", "no_signal", "invalid", "evicted", "redelivered"]
     fill(lake, "ledger", *(outcome(n, event, tokens=n + 1) for n, event in enumerate(events)))
