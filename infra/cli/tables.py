@@ -1,5 +1,6 @@
-"""Tables on the terminal; wide ones stay whole where the output goes to a file or a pipe."""
+"""Tables on the terminal; wide ones stay whole where the output goes to a file or a pipe, unless COLUMNS is set."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -40,7 +41,9 @@ def answer(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table | str
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    """As wide as COLUMNS says, else as the terminal."""
+    is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(width=None if is_known else PIPE_WIDTH, highlight=False)
 
 
 def verdict(ok: bool, good: str = "well", bad: str = "not well") -> Text:

@@ -1,6 +1,10 @@
 """The `lagoon` command: what it takes, what it refuses, what it says."""
 
 import json
+import os
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +15,7 @@ from infra.cli import arguments, doctor, status, tables
 from infra.cli.main import COMMANDS, main
 from infra.lake import Lake
 from infra.stack.health import Health, Part
+from infra.stack.programs import ROOT
 from schemas.errors import BrokerError, SettingsError
 from schemas.settings import Settings, load
 from tests.rows import row
@@ -88,12 +93,40 @@ def test_sql_answers_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_an_answer_wider_than_the_terminal_has_a_line_a_column() -> None:
+def test_an_answer_wider_than_the_terminal_has_a_line_a_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     narrow = tables.answer(["n", "name"], [["1", "a"]])
     wide = tables.answer(["n", "name"], [["1", "a" * 300], ["2", "b"]])
     assert isinstance(narrow, Table)
     assert isinstance(wide, str)
     assert wide.split("\n") == ["n     1", f"name  {'a' * 300}", "", "n     2", "name  b", ""]
+
+
+@pytest.mark.parametrize(("columns", "is_whole"), [("", True), ("80", False), ("160", True)])
+def test_where_there_is_no_terminal_columns_says_how_wide_an_answer_may_be(
+    columns: str, is_whole: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load([], [f"--run.data_dir={tmp_path}"])
+    settings.save(settings.run.folder / "settings.json")
+    monkeypatch.setenv("COLUMNS", columns)
+    query = "select * from cost_per_effective_sample"  # of one row, 135 columns wide as a table
+    assert main(["sql", query, "--run.name=default", f"--run.data_dir={tmp_path}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any({"busy_ratio", "cost_per_effective_sample"} <= {*line.split()} for line in lines) == is_whole
+    assert max(map(len, lines)) <= int(columns or tables.PIPE_WIDTH)
+
+
+@pytest.mark.parametrize(("width", "columns", "is_whole"), [(40, "", False), (60, "", True), (60, "40", False)])
+def test_an_answer_fits_the_terminal_or_else_columns(width: int, columns: str, is_whole: bool) -> None:
+    ours, its = os.openpty()
+    termios.tcsetwinsize(its, (24, width))
+    code = "from infra.cli import tables; tables.show(tables.answer(['a' * 20, 'b' * 20], [['1', '2']]))"
+    command, environment = [sys.executable, "-c", code], os.environ | {"COLUMNS": columns}
+    subprocess.run(command, cwd=ROOT, env=environment, stdin=its, stdout=its, stderr=its, timeout=60, check=True)
+    os.close(its)
+    lines = os.read(ours, 65536).decode().splitlines()
+    os.close(ours)
+    assert any("a" * 20 in line and "b" * 20 in line for line in lines) == is_whole
 
 
 @pytest.mark.parametrize(
