@@ -13,11 +13,12 @@ from infra.sql import Live
 from infra.stack import programs
 from infra.stack.bring_up import take_down
 from infra.stack.supervise import Supervisor
-from infra.watch import Watch
+from infra.watch import LoopState, Watch
 from schemas.names import Service
 from schemas.settings import Settings
 
 STUCK_S = 120.0
+NO_STEP_LIMIT_S = 1800.0
 DRAIN_S = 180.0
 INTERRUPTED_DRAIN_S = 20.0
 INTERRUPTED = "interrupted"
@@ -42,12 +43,43 @@ def interrupts() -> Generator[threading.Event]:
             signal.signal(number, handler)
 
 
+class Progress:
+    """Since when each kind of service has made none, which tells a loop that is stuck from one that is slow.
+
+    Where one is stuck the others come to a stop as well: no more is dispatched than the learner can use.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._marks: dict[str, tuple[int, float]] = {}
+        self.note(LoopState(), now)
+
+    def note(self, state: LoopState, now: float) -> None:
+        """Take in that the loop has come to `state` at `now` (monotonic seconds)."""
+        marks = {
+            Service.ROLLOUT: state.episodes + state.tokens,
+            Service.CURATE: state.outcomes.total(),
+            Service.LEARNER: state.train_step + state.weight_version,
+            Service.EVALUATOR: len(state.evals),
+        }
+        for name, mark in marks.items():
+            if name not in self._marks or self._marks[name][0] != mark:
+                self._marks[name] = mark, now
+
+    def fault(self, now: float, stuck_s: float) -> str:
+        """Who has made no progress for `stuck_s`, where that is everyone, or the learner for NO_STEP_LIMIT_S; or ""."""
+        idle = {name: now - since for name, (_, since) in self._marks.items()}
+        if min(idle.values()) <= stuck_s and idle[Service.LEARNER] <= max(stuck_s, NO_STEP_LIMIT_S):
+            return ""
+        still = sorted(((s, name) for name, s in idle.items() if s > stuck_s), reverse=True)
+        return "no progress: " + ", ".join(f"{name} for {s:.0f} s" for s, name in still)
+
+
 def follow(settings: Settings, stop: threading.Event, limit_s: float = float("inf")) -> str:
     """Show the loop until the learner has finished, or for `limit_s`; returns why it ended early, or an empty text."""
     supervisor, watch = Supervisor(settings.run.data_dir), Watch(settings)
     stuck_s = max(STUCK_S, 2 * settings.learner.watchdog_s)
     starting_s = settings.vllm.start_timeout_s if settings.rollout.engine == "vllm" else 0.0
-    last_step, moved_at = 0, time.monotonic() + starting_s
+    progress = Progress(time.monotonic() + starting_s)
     deadline = time.monotonic() + limit_s
     try:
         with live.Display(settings) as display:
@@ -56,8 +88,7 @@ def follow(settings: Settings, stop: threading.Event, limit_s: float = float("in
                     return ""
                 state = watch.poll()
                 display.show(state)
-                if state.train_step != last_step:
-                    last_step, moved_at = state.train_step, time.monotonic()
+                progress.note(state, time.monotonic())
                 learner = next(s for s in supervisor.states() if s.program == Service.LEARNER)
                 if not learner.is_up:
                     return (
@@ -65,8 +96,8 @@ def follow(settings: Settings, stop: threading.Event, limit_s: float = float("in
                         if learner.name == "exited" and not learner.exit_status
                         else f"the learner is {learner.name}; see {learner.log}"
                     )
-                if time.monotonic() - moved_at > stuck_s:
-                    return f"no train step for {stuck_s:.0f} s; `lagoon status` and {learner.log} say why"
+                if fault := progress.fault(time.monotonic(), stuck_s):
+                    return f"{fault}; `lagoon status` and {learner.log} say why"
     finally:
         watch.close()
     return INTERRUPTED
