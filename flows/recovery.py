@@ -5,18 +5,16 @@ holder uses too. So a new holder whose lease has a new fence goes on with a copy
 is written to those is seen by nobody.
 """
 
-import fcntl
 import os
 import shutil
 import sqlite3
-import time
 import uuid
-from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 from bytewax.recovery import init_db_dir
 
+from infra.locks import locked
 from schemas.errors import LagoonError, SettingsError
 from schemas.messages import Message, decode
 
@@ -55,8 +53,12 @@ def claim(folder: Path, fence: int, partitions: int) -> Path:
         SettingsError: it was written under another number of `partitions`.
         LagoonError: a process on the way through here has stopped.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f"{folder.name}.lock")):
+    lock = folder.with_name(f"{folder.name}.lock")
+    stopped = LagoonError(
+        f"another process has had {lock} locked for {_LOCK_WAIT_S:g} s, which takes a moment when all is well: it has "
+        "been stopped. End it"
+    )
+    with locked(lock, _LOCK_WAIT_S, stopped):
         _finish(folder)
         note = _note(recovery_store(folder))
         if note is not None and note.partitions != partitions:
@@ -147,22 +149,3 @@ def _refusal(folder: Path, before: int, now: int) -> str:
         f"outboxes number theirs by partition. Set kafka.partitions = {before}; or start a new run (run.name and "
         "kafka.topic_prefix), whose topics have the new number: docs/operations.md, Partitions"
     )
-
-
-@contextmanager
-def _locked(path: Path) -> Generator[None]:
-    """One process of this machine at a time."""
-    deadline = time.monotonic() + _LOCK_WAIT_S
-    with open(path, "a") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise LagoonError(
-                        f"another process has had {path} locked for {_LOCK_WAIT_S:g} s, which takes a moment "
-                        "when all is well: it has been stopped. End it"
-                    ) from None
-                time.sleep(0.1)
-        yield

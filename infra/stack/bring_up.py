@@ -1,13 +1,13 @@
 """Bringing a run up: servers, topics, tables, starting policy, processes; each only where it is missing."""
 
 import contextlib
-import fcntl
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from infra.kafka import ensure_topics
 from infra.lake import Lake
+from infra.locks import locked
 from infra.stack import health, kafka, mlflow, ports, programs
 from infra.stack.policy import check_packages, prepare_policy
 from infra.stack.supervise import Supervisor
@@ -141,13 +141,9 @@ def exclusive(data_dir: str | Path) -> Generator[None]:
     Raises:
         StackError: another one is at it.
     """
-    folder = Path(data_dir).absolute() / "stack"
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StackError(f"another lagoon command is starting or stopping {folder.parent}; wait for it") from error
+    folder = Path(data_dir).absolute()
+    late = StackError(f"another lagoon command is starting or stopping {folder}; wait for it")
+    with locked(folder / "stack" / "lock", 0, late):
         yield
 
 

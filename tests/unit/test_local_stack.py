@@ -3,11 +3,14 @@
 import json
 import os
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from infra.stack import container, health, java, kafka, ports, programs, supervisord
+from infra.locks import locked
+from infra.stack import container, health, java, kafka, policy, ports, programs, supervisord
 from infra.stack.bring_up import exclusive, resolve
 from infra.stack.policy import policy_key
 from infra.stack.supervise import MAX_SOCKET_PATH, State, Supervisor
@@ -167,6 +170,30 @@ def test_a_percent_sign_in_a_path_survives_supervisords_expansion(tmp_path: Path
 def test_two_commands_cannot_change_one_stack_at_once(tmp_path: Path) -> None:
     with exclusive(tmp_path), pytest.raises(StackError, match="another lagoon command"), exclusive(tmp_path):
         pass
+
+
+def test_who_wants_a_policy_that_another_process_is_making_waits_and_takes_it(tmp_path: Path) -> None:
+    settings, said = _settings(tmp_path), list[str]()
+    target = tmp_path / "policies" / policy_key(settings)
+    with ThreadPoolExecutor(1) as other:
+        with locked(target.with_name(f".{target.name}.lock"), 0, StackError("")):
+            wanted = other.submit(policy.prepare_policy, settings, said.append)
+            deadline = time.monotonic() + 30
+            while not said and time.monotonic() < deadline:
+                time.sleep(0.02)
+            target.mkdir()
+        assert wanted.result(30) == target
+    assert said == [f"another process is making {target}; waiting for it, for 3600 s at most"]
+
+
+def test_nobody_waits_for_ever_for_a_policy_that_another_process_is_making(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "_WAIT_S", 0)
+    settings = _settings(tmp_path)
+    lock = tmp_path / "policies" / f".{policy_key(settings)}.lock"
+    with locked(lock, 0, StackError("")), pytest.raises(StackError, match="end it, and start again"):
+        policy.prepare_policy(settings, print)
 
 
 def test_a_dead_programs_reason_is_its_last_log_line(tmp_path: Path) -> None:
