@@ -6,13 +6,13 @@ task is acknowledged when it is handed over; what a killed service had in hand c
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from confluent_kafka import AcknowledgeType, KafkaException, Message, ShareConsumer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from prometheus_client import Counter
 
-from infra.kafka import client_settings
+from infra.kafka import administrator, client_settings
 from schemas.errors import ContractError
 from schemas.messages import Task, decode
 from schemas.settings import Kafka
@@ -86,7 +86,7 @@ class ShareGroupTasks:
 
     def _join(self) -> ShareConsumer:
         settings = client_settings(self._kafka, self._client_id)
-        _read_from_the_start(settings, self._group)
+        _read_from_the_start(self._kafka, self._client_id, self._group)
         own = {
             "group.id": self._group,
             "share.acknowledgement.mode": "explicit",
@@ -116,10 +116,10 @@ class ShareGroupTasks:
         return [task]
 
 
-def _read_from_the_start(settings: dict[str, Any], group: str) -> None:
+def _read_from_the_start(kafka: Kafka, client_id: str, group: str) -> None:
     """Let a new group begin at the oldest task; by default it would miss those sent before its first member joined."""
     entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
-    admin = AdminClient(settings)  # has to outlive its answers
-    for answer in admin.incremental_alter_configs([resource], request_timeout=_JOIN_S).values():
-        answer.result(2 * _JOIN_S)
+    with administrator(kafka, client_id) as admin:
+        for answer in admin.incremental_alter_configs([resource], request_timeout=_JOIN_S).values():
+            answer.result(2 * _JOIN_S)

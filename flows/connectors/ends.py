@@ -24,6 +24,9 @@ class EndOffsets:
     """Asks for the end offsets of `places`; a round begins at least `interval_s` after the one before was answered.
 
     Also tells whether the broker is there, which a quiet log does not. Shared by the parts of a source, over threads.
+
+    Failed answers are looked at, here and in `Layout`, and not raised: see `infra.kafka.administrator` for the cycle
+    that a client would be in which is given up.
     """
 
     def __init__(
@@ -69,10 +72,10 @@ class EndOffsets:
     def _finish(self) -> None:
         futures, self._futures = self._futures, {}
         self._due = time.monotonic() + self._interval_s
-        try:
-            ends = {place: future.result().offset for place, future in futures.items()}
-        except KafkaException as error:
-            return self._fail(error.args[0].str())
+        for error in (future.exception() for future in futures.values()):
+            if isinstance(error, KafkaException):
+                return self._fail(error.args[0].str())
+        ends = {place: future.result().offset for place, future in futures.items()}
         if min(ends.values()) < 0:  # a broker that has just started may answer so
             return self._fail("an answer without offsets")
         self._ends = ends

@@ -41,10 +41,9 @@ class Layout:
             self._futures = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
 
     def _compare(self, topic: str, count: int, answer: Future[Any]) -> None:
-        try:
-            found = len(answer.result().partitions)
-        except KafkaException:
+        if isinstance(answer.exception(), KafkaException):
             return
+        found = len(answer.result().partitions)
         if found > count:
             raise BrokerError(
                 f"{self._kafka.topic(topic)} has {found} partitions now, and {count} are read: some were added while "

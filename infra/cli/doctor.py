@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import NewTopic
 from obstore.exceptions import BaseError
 from packaging.requirements import Requirement
 
 from infra import sql
 from infra.cli import arguments, tables
-from infra.kafka import client_settings, topic_differences
+from infra.kafka import administrator, client_settings, topic_differences
 from infra.lake import Lake
 from infra.stack import container, health, java, kafka, mlflow
 from infra.stack.bring_up import resolve
@@ -100,14 +100,14 @@ def broker(settings: Settings) -> Finding:
     if not answer.ok:
         return Finding(f"{answer.address}: {answer.reason}", "start it (`lagoon up kafka`) or correct kafka.brokers")
     topic = f"{settings.kafka.topic_prefix}doctor-{uuid.uuid4().hex[:8]}"
-    admin = AdminClient(client_settings(settings.kafka, "lagoon-doctor"))
-    admin.create_topics([NewTopic(topic, 1, settings.kafka.replication)])[topic].result(settings.kafka.timeout_s)
-    try:
-        producer = Producer(client_settings(settings.kafka, "lagoon-doctor") | {"acks": "all"})
-        producer.produce(topic, b"?")
-        unsent = producer.flush(settings.kafka.timeout_s)
-    finally:
-        admin.delete_topics([topic])[topic].result(settings.kafka.timeout_s)
+    with administrator(settings.kafka, "lagoon-doctor") as admin:
+        admin.create_topics([NewTopic(topic, 1, settings.kafka.replication)])[topic].result(settings.kafka.timeout_s)
+        try:
+            producer = Producer(client_settings(settings.kafka, "lagoon-doctor") | {"acks": "all"})
+            producer.produce(topic, b"?")
+            unsent = producer.flush(settings.kafka.timeout_s)
+        finally:
+            admin.delete_topics([topic])[topic].result(settings.kafka.timeout_s)
     if unsent:
         return Finding(f"{answer.address} did not confirm a message", "look at the broker's log: disk, replicas, quota")
     return Finding(f"{answer.address} takes messages")

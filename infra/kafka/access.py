@@ -14,12 +14,11 @@ from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
     AclPermissionType,
-    AdminClient,
     ResourcePatternType,
     ResourceType,
 )
 
-from infra.kafka.client import broker_error, client_settings, create
+from infra.kafka.client import administrator, broker_error
 from schemas.names import Service
 from schemas.settings import Kafka, load
 from schemas.topics import BUFFER, CONTROL, EVALS, TASKS, TOPICS, TRAJECTORIES, USAGE, WEIGHTS, Topic
@@ -76,13 +75,13 @@ def grant(kafka: Kafka, role: Role, principal: str) -> None:
     Raises:
         BrokerError: the broker is away, or this client may not grant.
     """
-    admin = create(AdminClient, kafka, client_settings(kafka, "lagoon-access"))
-    answers = admin.create_acls(bindings(kafka, role, principal), request_timeout=kafka.timeout_s)
-    for answer in answers.values():
-        try:
-            answer.result()
-        except KafkaException as error:
-            raise broker_error(kafka, f"granting {principal} the rights of {role.name}", error, admin) from error
+    with administrator(kafka, "lagoon-access") as admin:
+        answers = admin.create_acls(bindings(kafka, role, principal), request_timeout=kafka.timeout_s)
+        for answer in answers.values():
+            try:
+                answer.result()
+            except KafkaException as error:
+                raise broker_error(kafka, f"granting {principal} the rights of {role.name}", error, admin) from error
 
 
 def table() -> str:

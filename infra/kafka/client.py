@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from schemas.errors import BrokerError, SettingsError
 from schemas.settings import Kafka
@@ -85,6 +86,19 @@ def create(factory: Callable[[dict[str, Any]], C], kafka: Kafka, settings: dict[
         for secret in _secrets(kafka).values():
             text = text.replace(secret, "***")
     raise SettingsError(f"librdkafka refuses the settings in kafka.client or kafka.secrets: {text}")
+
+
+def administrator(kafka: Kafka, client_id: str) -> AdminClient:
+    """A client for administration; use it as a context manager.
+
+    A failed answer that is raised ties the client into a cycle (answer, exception, traceback, frame). librdkafka aborts
+    the process if the client's own thread happens to collect it
+    (https://github.com/confluentinc/confluent-kafka-python/pull/2131); one that was closed has no thread any more.
+
+    Raises:
+        SettingsError: librdkafka refuses a setting.
+    """
+    return create(AdminClient, kafka, client_settings(kafka, client_id))
 
 
 class Client(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType, TopicMetadata
 
-from infra.kafka.client import broker_error, client_settings, create
+from infra.kafka.client import administrator, broker_error
 from schemas.errors import BrokerError
 from schemas.settings import Kafka
 from schemas.topics import TOPICS, Topic
@@ -20,12 +20,12 @@ def ensure_topics(kafka: Kafka, timeout_s: float = 30) -> None:
         BrokerError: the broker is away or refuses, or a topic is not as declared; names each difference and its mend.
     """
     deadline = time.monotonic() + timeout_s
-    admin = create(AdminClient, kafka, client_settings(kafka, "lagoon-admin"))
-    missing = _missing(kafka, _metadata(kafka, admin, timeout_s))
-    if missing:
-        _create(kafka, admin, missing, timeout_s)
-        _wait_for_leaders(kafka, admin, deadline)
-    differences = _differences(kafka, admin, timeout_s)
+    with administrator(kafka, "lagoon-admin") as admin:
+        missing = _missing(kafka, _metadata(kafka, admin, timeout_s))
+        if missing:
+            _create(kafka, admin, missing, timeout_s)
+            _wait_for_leaders(kafka, admin, deadline)
+        differences = _differences(kafka, admin, timeout_s)
     if differences:
         raise BrokerError("topics are not as declared:\n" + "\n".join(f"- {d}" for d in differences))
 
@@ -36,8 +36,8 @@ def topic_differences(kafka: Kafka) -> list[str]:
     Raises:
         BrokerError: the broker is away, or refuses to tell.
     """
-    admin = create(AdminClient, kafka, client_settings(kafka, "lagoon-admin"))
-    return _differences(kafka, admin, kafka.timeout_s)
+    with administrator(kafka, "lagoon-admin") as admin:
+        return _differences(kafka, admin, kafka.timeout_s)
 
 
 def cluster_id(kafka: Kafka) -> str:
@@ -46,11 +46,11 @@ def cluster_id(kafka: Kafka) -> str:
     Raises:
         BrokerError: the broker is away or refuses.
     """
-    admin = create(AdminClient, kafka, client_settings(kafka, "lagoon-admin"))
-    try:
-        return str(admin.list_topics(timeout=kafka.timeout_s).cluster_id)
-    except KafkaException as error:
-        raise broker_error(kafka, "asking for the cluster's id", error, admin) from error
+    with administrator(kafka, "lagoon-admin") as admin:
+        try:
+            return str(admin.list_topics(timeout=kafka.timeout_s).cluster_id)
+        except KafkaException as error:
+            raise broker_error(kafka, "asking for the cluster's id", error, admin) from error
 
 
 def partitions_of(kafka: Kafka, topic: Topic) -> int:

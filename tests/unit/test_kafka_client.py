@@ -1,10 +1,15 @@
 """Kafka clients without a broker: settings, secrets, and errors that surface."""
 
+import gc
 import logging
+import time
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
-from infra.kafka import Follower, Producer, client_settings, consumer, ensure_topics, topic_differences
+from flows.connectors.ends import EndOffsets
+from inference.tasks import ShareGroupTasks
+from infra.kafka import Follower, Producer, access, client_settings, consumer, ensure_topics, topic_differences
 from infra.stack.ports import free_port
 from schemas.errors import BrokerError, SettingsError
 from schemas.messages import Directive
@@ -64,6 +69,45 @@ def test_an_unreachable_broker_is_one_error_with_its_address_and_a_mend(nowhere:
     ):
         with pytest.raises(BrokerError, match=rf"{nowhere.brokers}.*lagoon up"):
             attempt()
+
+
+def test_no_client_with_a_thread_is_left_to_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may run in that very thread, and then librdkafka aborts the process."""
+    monkeypatch.setattr("inference.tasks._JOIN_S", 0.2)
+    kafka = Kafka(brokers=f"127.0.0.1:{free_port()}", timeout_s=0.3)
+    gc.collect()
+    gc.disable()
+    try:
+        before = {id(client) for client in clients()}
+        with pytest.raises(BrokerError):
+            access.grant(kafka, access.ROLES["rollout"], "User:me")
+        tasks = ShareGroupTasks(kafka, "test", lambda *_, **__: None)
+        assert tasks.next(1) == []
+        ends = EndOffsets(kafka.model_copy(update={"timeout_s": 1.0}), "test", "test", [("weights", 0)], 0.0)
+        with pytest.raises(BrokerError, match="asking for end offsets"):
+            poll_for_ever(ends)
+        del ends
+        assert [client for client in clients() if id(client) not in before and is_open(client)] == []
+    finally:
+        gc.enable()
+
+
+def poll_for_ever(ends: EndOffsets) -> None:
+    while True:
+        ends.poll()
+        time.sleep(0.01)
+
+
+def clients() -> list[AdminClient]:
+    return [found for found in gc.get_objects() if isinstance(found, AdminClient)]
+
+
+def is_open(client: AdminClient) -> bool:
+    try:
+        client.poll(0)
+    except RuntimeError:
+        return False
+    return True
 
 
 def test_a_delivery_error_goes_to_its_callback_and_nowhere_else(nowhere: Kafka) -> None:
