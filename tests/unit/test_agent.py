@@ -380,7 +380,7 @@ def test_a_turn_without_an_end_truncates_the_episode():
 
 def test_an_answer_that_waits_for_its_score_beyond_the_episodes_limit_is_the_verifiers_failure(desk):
     """A queue of gradings must not turn right answers into zeros."""
-    row = asyncio.run(_episode(_engine("42"), _task(wait=1), replace(LIMITS, episode_timeout_s=0.3)))
+    row = asyncio.run(_episode(_engine("42"), _task(wait=1), replace(LIMITS, episode_timeout_s=1)))
     assert (row.status, row.stop_reason, row.error_kind) == ("failed", "episode_timeout", "verifier")
     assert row.reward is None
 

@@ -153,7 +153,9 @@ VALUES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(rows=st.lists(VALUES, min_size=1, max_size=4))
 def test_filters_on_any_column_find_their_rows(tmp_path: Path, rows: list[dict]):
     """Incomplete or invalid statistics would make the reader drop files silently."""

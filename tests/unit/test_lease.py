@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from obstore.store import LocalStore
@@ -14,7 +15,7 @@ from obstore.store import LocalStore
 from infra.lease import Holder, Lease, Process
 from schemas.errors import LakeError
 
-LEASE_S = 0.4
+LEASE_S = 10.0
 
 ELSEWHERE = Process(host="elsewhere", boot="b", namespace="n", pid=1, started=1)
 """A process of another machine: nothing proves that it is gone."""
@@ -23,6 +24,22 @@ ELSEWHERE = Process(host="elsewhere", boot="b", namespace="n", pid=1, started=1)
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path, mkdir=True)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Time passes only while a taker waits, or by the test's hand."""
+    now = [0.0]
+    monkeypatch.setattr("infra.lease._clock", lambda: now[0])
+    monkeypatch.setattr("infra.lease.time", SimpleNamespace(sleep=lambda s: now.__setitem__(0, now[0] + s)))
+    return now
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A holder beats a hundred times in a lease, so that a taker hears of it soon."""
+    monkeypatch.setattr("infra.lease._BEATS", 100)
+    monkeypatch.setattr("infra.lease._PATIENCE_S", 0.5)
 
 
 def taken(store: LocalStore, process: Process = ELSEWHERE) -> Lease:
@@ -36,12 +53,13 @@ def test_the_first_holder_has_the_first_generation_and_no_fence(store: LocalStor
     assert (lease.generation, lease.fence, lease.is_fresh()) == (1, 0, True)
 
 
-def test_a_holder_that_lives_is_not_replaced_and_is_named(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.lease._PATIENCE_S", 2 * LEASE_S)
+@pytest.mark.usefixtures("patience")
+def test_a_holder_that_lives_is_not_replaced_and_is_named(store: LocalStore) -> None:
     with taken(store).kept(), pytest.raises(LakeError, match="generation 1, process 1 on elsewhere"):
         taken(store)
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_silent_holder_is_replaced_fenced_off_and_told_so(store: LocalStore) -> None:
     zombie = taken(store)
     heir = taken(store)
@@ -63,6 +81,7 @@ def test_a_released_lease_is_taken_at_once_and_needs_no_fence(store: LocalStore)
     assert (heir.generation, heir.fence) == (2, 0)
 
 
+@pytest.mark.usefixtures("clock")
 def test_an_error_releases_nothing(store: LocalStore) -> None:
     with pytest.raises(ZeroDivisionError), taken(store).kept():
         raise ZeroDivisionError
@@ -100,6 +119,7 @@ def test_a_process_id_that_was_given_to_another_process_proves_the_death_of_the_
     assert not this.model_copy(update={"started": this.started - 1, "boot": "another machine's"}).is_dead
 
 
+@pytest.mark.usefixtures("clock")
 def test_one_that_is_left_of_a_cluster_keeps_its_lease_from_being_taken_at_once(store: LocalStore) -> None:
     gone = Process.this().model_copy(update={"started": 0})
     first = Lease(store, "flow", LEASE_S)
@@ -107,6 +127,7 @@ def test_one_that_is_left_of_a_cluster_keeps_its_lease_from_being_taken_at_once(
     assert taken(store).fence == 2
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_beat_in_the_last_moment_makes_the_taker_wait_once_more(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,8 +146,8 @@ def test_a_beat_in_the_last_moment_makes_the_taker_wait_once_more(
     assert not first.is_fresh()
 
 
-def test_of_many_takers_one_wins(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.lease._PATIENCE_S", 2 * LEASE_S)
+@pytest.mark.usefixtures("patience")
+def test_of_many_takers_one_wins(store: LocalStore) -> None:
     barrier, over = threading.Barrier(6), threading.Semaphore(0)
 
     def compete(number: int) -> int:
@@ -145,18 +166,16 @@ def test_of_many_takers_one_wins(store: LocalStore, monkeypatch: pytest.MonkeyPa
         assert sorted(pool.map(compete, range(6))) == [0, 0, 0, 0, 0, 1]
 
 
-def test_a_follower_believes_what_process_0_proves(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("infra.lease._clock", lambda: now[0])
+def test_a_follower_believes_what_process_0_proves(store: LocalStore, clock: list[float]) -> None:
     first, follower = Lease(store, "flow", 10), Lease(store, "flow", 10)
     first.take([ELSEWHERE])
     follower.join(first.generation)
-    for now[0] in (6.0, 11.0):  # at 11 it sees a beat that it had not seen at 6, so process 0 held the lease at 6
+    for clock[0] in (6.0, 11.0):  # at 11 it sees a beat that it had not seen at 6, so process 0 held the lease at 6
         first.renew()
         follower.renew()
-    now[0] = 6 + 0.9 * 10 - 0.1
+    clock[0] = 6 + 0.9 * 10 - 0.1
     assert follower.is_fresh()
-    now[0] = 6 + 0.9 * 10 + 0.1
+    clock[0] = 6 + 0.9 * 10 + 0.1
     assert not follower.is_fresh()
     follower.renew()  # no new beat
     assert not follower.is_fresh()

@@ -286,26 +286,26 @@ def test_episodes_that_nobody_could_train_on_any_more_are_stopped_with_their_row
 
     class Waiting(FakeEngine):
         async def generate(self, session: str, token_ids: Sequence[int], **options: Any) -> Generation:
+            begun.release()
             await release.wait()
             return await super().generate(session, token_ids, **options)
 
     async def run() -> tuple[int, int]:
-        nonlocal release
-        release = asyncio.Event()
         engine = Waiting(tmp_path, 1)
         rollouts = Rollouts(_play(tokenizer, engine), rows.all.append, 8, "test")
         rollouts.start(task(0, group_size=3, environment=HERE))
-        await asyncio.sleep(0.05)
+        for _ in range(3):
+            await begun.acquire()
         engine.weight_version = 2
         rollouts.start(task(1, group_size=1, environment=HERE))
-        await asyncio.sleep(0.05)
+        await begun.acquire()
         counts = rollouts.stop_older(5 - 3), rollouts.stop_older(5 - 3)
         await rows.until(3)
         release.set()
         await rows.until(4)
         return counts
 
-    rows, release = Rows(), asyncio.Event()
+    rows, release, begun = Rows(), asyncio.Event(), asyncio.Semaphore(0)
     assert asyncio.run(run()) == (3, 0)
     stopped = [(t.status, t.stop_reason, t.error_kind, t.reward) for t in rows.all[:3]]
     assert stopped == [(Status.FAILED, StopReason.STALE, ErrorKind.STALE_IN_FLIGHT, None)] * 3

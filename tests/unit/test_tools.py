@@ -70,7 +70,7 @@ def answering(value: object) -> Tool:
 def test_calls_of_several_episodes_go_in_one_request() -> None:
     async def play() -> tuple[list[list[int]], list[list[str]]]:
         service, toolbox = Service(), Toolbox()
-        tool = Tool(service.one, run_batch=service.double, batch_window_s=0.05)
+        tool = Tool(service.one, run_batch=service.double, batch_window_s=3600, max_batch=6)
         turns = [toolbox.run(Bench(tool), [call(n=n), call(n=n + 1)], 30) for n in (1, 10, 20)]
         results = await asyncio.gather(*turns)
         return service.batches, [[r.text for r in turn] for turn in results]

@@ -36,7 +36,7 @@ def _wait(condition: Callable[[], bool], what: str) -> None:
 def _is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends while it is read
         return False
     return state != "Z"
 

@@ -1,10 +1,10 @@
 """docs/waits.md is true and complete: limits are those of the code, and no limit of the code is missing."""
 
 import re
-import time
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,12 +74,15 @@ def test_every_constant_that_limits_a_wait_is_on_the_page() -> None:
 
 
 def test_a_wait_is_shown_once_it_lasts_with_its_limit_reason_and_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: now[0]))
     found = Waits()
     with found.on("the lake", 60, "this process ends") as wait:
-        assert found.fault() == ""
         wait.note("connection refused")
-        monkeypatch.setattr(waits, "SHOWN_AFTER_S", 0.0)
-        assert found.fault() == "the lake: waiting for 0 of 60 s, then this process ends (connection refused)"
-        wait.since = time.monotonic() - 7
+        now[0] += waits.SHOWN_AFTER_S / 2
+        assert found.fault() == ""
+        now[0] += waits.SHOWN_AFTER_S / 2
+        assert found.fault() == "the lake: waiting for 2 of 60 s, then this process ends (connection refused)"
+        now[0] += 5
         assert "waiting for 7 of 60 s" in found.fault()
     assert found.fault() == ""
