@@ -56,7 +56,10 @@ class TokenBudget:
 
 
 class MeteredEngine:
-    """`engine`, an `Engine` again; it is busy while any request is with it. Overlapping requests count once."""
+    """`engine`, an `Engine` again; it is busy while any request is with it. Overlapping requests count once.
+
+    A request that waits for tokens of the budget, or for a card that is shared, is not with it yet.
+    """
 
     def __init__(self, engine: Engine, meter: Meter, budget: TokenBudget) -> None:
         self._engine, self._meter, self._budget = engine, meter, budget
@@ -73,10 +76,14 @@ class MeteredEngine:
     def fault(self) -> str:
         return self._engine.fault
 
+    async def ready(self, session: str) -> None:
+        await self._engine.ready(session)
+
     async def generate(
         self, session: str, token_ids: Sequence[int], *, max_new_tokens: int, **sampling: Any
     ) -> Generation:
         async with self._budget.hold(len(token_ids) + max_new_tokens):
+            await self.ready(session)
             with self._meter.busy():
                 return await self._engine.generate(session, token_ids, max_new_tokens=max_new_tokens, **sampling)
 

@@ -20,6 +20,7 @@ from inference.tools import Toolbox
 from inference.weights import WeightFollower
 from infra.kafka import Producer
 from infra.telemetry import Telemetry, logger
+from infra.turns import device_turn
 from infra.usage import Usage
 from infra.weights import WeightStore
 from schemas.errors import BrokerError
@@ -48,11 +49,17 @@ class RolloutService:
         self.tasks, self.orders, self.outbox = tasks, orders, outbox
         self.log: Any = logger(Service.ROLLOUT, telemetry.instance)
         self.producer = Producer(settings.kafka, telemetry.instance)
+        turn = device_turn(settings)
         self.usage = Usage(
-            self.producer, Service.ROLLOUT, telemetry.instance, Phase.ROLLOUT, settings.telemetry.usage_s
+            self.producer,
+            Service.ROLLOUT,
+            telemetry.instance,
+            Phase.ROLLOUT,
+            settings.telemetry.usage_s,
+            own_s=turn.own_s if turn else None,
         )
         store = WeightStore.of(settings)
-        engine = make_engine(rollout.engine, Wanted(settings, rollout.threads, telemetry.instance))
+        engine = make_engine(rollout.engine, Wanted(settings, rollout.threads, telemetry.instance, turn))
         cache = settings.run.folder / "cache" / outbox.folder.name
         self.server = Server(store, engine, cache, serving_precision(settings, rollout.engine))
         self.budget = TokenBudget(rollout.token_budget)

@@ -7,16 +7,16 @@ learner's.
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from obstore.exceptions import BaseError
 from prometheus_client import Counter, Gauge
 
-from inference.engines.base import Engine, EngineError
+from inference.engines.base import Engine, EngineError, in_time
 from infra.weight_cache import prune
 from schemas.errors import LagoonError, WeightStoreError
 from schemas.messages import Manifest
@@ -31,11 +31,6 @@ In float32 both engines differ from the learner by less than 1e-5 on a CPU; the 
 PROOFS = "proofs.jsonl"
 PROBES = Counter("lagoon_probes", "Weight versions that an engine loaded and was asked to prove", ["outcome"])
 PROBE_DIFFERENCE = Gauge("lagoon_probe_difference", "Largest difference of a logprob in the last probe")
-
-LOAD_S = 400.0
-"""Limit of loading a version, and of proving it; above the limits that engines keep themselves."""
-
-T = TypeVar("T")
 
 MakeEngine = Callable[[Path, int], Engine]
 """(Hugging Face folder, version) -> an engine that serves it."""
@@ -96,9 +91,10 @@ class Server:
         manifest = await asyncio.to_thread(self._store.manifest, version)
         folder = await asyncio.to_thread(self._store.fetch, version, self._cache)
         if self.engine is None:
-            self.engine = await asyncio.to_thread(self._make_engine, folder, version)
+            made = asyncio.to_thread(self._make_engine, folder, version)
+            self.engine = await in_time(made, f"read version {version}")
         else:
-            await _in_time(self.engine.load(version, folder), f"load version {version}")
+            await self.engine.load(version, folder)
         await self._prove(self.engine, manifest)
         self.folder = folder
         return manifest
@@ -110,7 +106,7 @@ class Server:
             WeightStoreError, EngineError: as `serve`.
         """
         engine, folder = self.current
-        await _in_time(engine.load(manifest.version, folder), f"load version {manifest.version} again")
+        await engine.load(manifest.version, folder)
         await self._prove(engine, manifest)
 
     def keep(self, versions: Iterable[int]) -> None:
@@ -125,9 +121,8 @@ class Server:
 
     async def _prove(self, engine: Engine, manifest: Manifest) -> None:
         """Prove, and leave a line about it in `proofs.jsonl` of the cache folder; none if cancelled on the way."""
-        what = f"score the probe of version {manifest.version}"
         try:
-            difference = await _in_time(prove(engine, manifest, self._tolerance), what)
+            difference = await prove(engine, manifest, self._tolerance)
         except LagoonError as error:
             self._note(manifest.version, exact=False, error=str(error))
             raise
@@ -147,13 +142,6 @@ def serving_precision(settings: Settings, engine: str) -> str:
     coarse = engine == "vllm" and settings.vllm.dtype != "float32"
     partitioned = settings.learner.precision == "bf16" and settings.learner.zero_stage == 3
     return "bf16" if coarse or partitioned else "fp32"
-
-
-async def _in_time(work: Awaitable[T], what: str) -> T:
-    try:
-        return await asyncio.wait_for(work, LOAD_S)
-    except TimeoutError:
-        raise EngineError(f"the engine did not {what} within {LOAD_S:g} s; it hangs") from None
 
 
 async def prove(engine: Engine, manifest: Manifest, tolerance: float) -> float:

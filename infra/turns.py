@@ -2,17 +2,24 @@
 
 import fcntl
 import os
+import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from schemas.settings import Settings
 
 
 class Turn:
-    """A process's side of the turns that are taken on the file `path`. The kernel ends the turn of one that dies."""
+    """A process's side of the turns that are taken on the file `path`, which names whose the last one was.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    The kernel ends the turn of one that dies.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock, self._name = path, clock, uuid.uuid4().bytes
         self._held: int | None = None
+        self._since_s, self._own_s = clock(), 0.0
 
     def take(self) -> bool:
         """Take the turn unless another one has it; true if it is held now. Never waits."""
@@ -25,14 +32,33 @@ class Turn:
         except BlockingIOError:
             os.close(descriptor)
             return False
-        self._held = descriptor
+        was_own = os.pread(descriptor, len(self._name), 0) == self._name
+        os.pwrite(descriptor, self._name, 0)
+        self._own_s += self._clock() - self._since_s if was_own else 0.0
+        self._held, self._since_s = descriptor, self._clock()
         return True
 
     def release(self) -> None:
         """Let another one take it; safe to repeat."""
         if self._held is not None:
+            self._own_s, self._since_s = self.own_s(), self._clock()
             os.close(self._held)
             self._held = None
+
+    def own_s(self) -> float:
+        """Seconds of this side's turns ever, and between two of them that followed one another."""
+        return self._own_s + (self._clock() - self._since_s if self._held is not None else 0.0)
+
+
+class Own:
+    """The side of a process that shares nothing: it is always its turn."""
+
+    def take(self) -> bool:
+        """True."""
+        return True
+
+    def release(self) -> None:
+        """Nobody waits for it."""
 
 
 def device_turn(settings: Settings) -> Turn | None:

@@ -29,9 +29,10 @@ class Usage:
     """Sends a UsageInterval every `interval_s` on topic `usage`, when `tick` is called.
 
     `busy()` blocks may nest and overlap (also over threads): time counts once, so busy + idle is the interval's length
-    times `num_accelerators`, never more. Intervals that Kafka did not take are sent again with their `interval_id`.
-    The producer's owner polls it. Times come from a monotonic clock laid on UTC: intervals follow one another
-    without overlap even where the wall clock is set back.
+    times `num_accelerators`, never more. Of a shared accelerator only the time counts in which it was this service's:
+    `own_s` says how many seconds ever. Intervals that Kafka did not take are sent again with their `interval_id`. The
+    producer's owner polls it. Times come from a monotonic clock laid on UTC: intervals follow one another without
+    overlap even where the wall clock is set back.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Usage:
         interval_s: float,
         *,
         num_accelerators: int = 1,
+        own_s: Callable[[], float] | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -50,6 +52,7 @@ class Usage:
         self._names = {"service": service, "instance": instance, "phase": phase}
         self._num_accelerators = num_accelerators
         self._clock, self._now, self._lock = clock, now, Lock()
+        self._own_s, self._own_before_us = own_s, 0
         self._depth, self._busy_us = 0, 0
         self._start_us = self._seen_us = clock() // 1000
         self._started_at = now()
@@ -118,7 +121,7 @@ class Usage:
             started_at=self._started_at,
             ended_at=ended_at,
             busy_s=self._busy_us * self._num_accelerators / 1e6,
-            idle_s=(length_us - self._busy_us) * self._num_accelerators / 1e6,
+            idle_s=(self._own_us(length_us) - self._busy_us) * self._num_accelerators / 1e6,
             num_accelerators=self._num_accelerators,
             **self._counts,
             **self._latest,
@@ -127,6 +130,13 @@ class Usage:
         self._started_at = now if now - ended_at > _MAX_DRIFT else ended_at
         self._start_us, self._busy_us, self._counts = self._seen_us, 0, dict.fromkeys(self._counts, 0)
         return interval
+
+    def _own_us(self, length_us: int) -> int:
+        """How much of the interval the accelerators were this service's."""
+        if self._own_s is None:
+            return length_us
+        before, self._own_before_us = self._own_before_us, round(self._own_s() * 1e6)
+        return min(length_us, max(self._busy_us, self._own_before_us - before))
 
     def _send(self, interval: UsageInterval) -> None:
         def on_delivery(error: BrokerError | None) -> None:

@@ -89,6 +89,9 @@ class ScriptedEngine:
     released: list[str] = field(default_factory=list)
     _turns: dict[str, int] = field(default_factory=dict)
 
+    async def ready(self, session: str) -> None:
+        pass
+
     async def generate(self, session: str, token_ids: Sequence[int], **_: object) -> Generation:
         self.prompts.append(list(token_ids))
         if self.hangs:

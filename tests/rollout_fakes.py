@@ -139,6 +139,9 @@ class FakeEngine:
         """From now on nothing is served, until `load` starts it again, if it `starts`."""
         self.fault, self.starts = reason, starts
 
+    async def ready(self, session: str) -> None:
+        """Nothing is shared."""
+
     async def generate(
         self,
         session: str,

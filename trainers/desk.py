@@ -14,7 +14,7 @@ from infra.lake import Lake
 from infra.lease import Lease
 from infra.telemetry import Stop, Telemetry, logger
 from infra.tracking import Tracking
-from infra.turns import device_turn
+from infra.turns import Own, device_turn
 from infra.weights import WeightStore
 from schemas.messages import Directive, Probe
 from schemas.settings import Settings
@@ -69,7 +69,9 @@ class Desk:
         self._producer = Producer(settings.kafka, telemetry.instance)
         self._control = Follower(settings.kafka, CONTROL.name, Directive, telemetry.instance)
         self._directives = Directives(self._control)
-        self._reports = Reports(settings, telemetry, self._producer, ranks)
+        turn = device_turn(settings)
+        self._turn = turn or Own()
+        self._reports = Reports(settings, telemetry, self._producer, ranks, turn)
         self._stream = ExperienceStream(self._lake, settings, found.cursor if found else None, max_positions)
         state = found.state if found else State()
         self._tracking = Tracking(settings, settings.run.name, state.mlflow_run)
@@ -81,7 +83,6 @@ class Desk:
         self._saved_step = state.step if found else -1
         self._app_id = f"learner/{self._state.incarnations[-1].name}"
         self._watchdog = Watchdog(self._learner.watchdog_s, time.monotonic())
-        self._turn = device_turn(settings)
         self._step: Step | None = None
         self._idle_since = time.monotonic()
         if found:
@@ -100,8 +101,7 @@ class Desk:
         Raises:
             LakeError: another learner has taken over.
         """
-        if self._turn is not None:
-            self._turn.release()  # the step before is over, with its checkpoint and publication
+        self._turn.release()  # the step before is over, with its checkpoint and publication
         deadline = time.monotonic() + 1.0
         while not stop and self._state.step < self._learner.num_train_steps:
             if self._lease.is_fresh() and (batch := self._draw()) is not None:
@@ -195,13 +195,12 @@ class Desk:
             return None
         if now - self._idle_since < self._learner.min_update_s:
             return None
-        if self._turn is not None and not self._turn.take():
+        if not self._turn.take():
             self._reports.health(not self._watchdog.is_late(now), "waiting for the card: the vLLM server samples on it")
             return None
         batch = self._stream.take(version, orders.bucket_weights, orders.min_weight_version)
         if batch is None:
-            if self._turn is not None:
-                self._turn.release()
+            self._turn.release()
             self._watch(now)
             return None
         self._watchdog.feed(now)

@@ -19,7 +19,9 @@ from infra.failpoints import hit
 from infra.lease import FOLDER, Lease, Process
 from infra.store import open_store
 from infra.telemetry import Stop, Telemetry, logger, main
+from infra.weight_cache import prune
 from infra.weights import WeightStore
+from schemas.errors import SettingsError
 from schemas.names import Service
 from schemas.settings import Settings
 from trainers.checkpoint import ADAPTERS, POLICY, Checkpoint, check_stage, writing
@@ -36,9 +38,13 @@ def run(settings: Settings | None, telemetry: Telemetry | None, stop: Stop) -> N
     """Train until `learner.num_train_steps` are done or `stop` is set; checkpoint and publish on the way.
 
     Ranks above 0 have no settings and no telemetry of their own, and obey rank 0.
+
+    Raises:
+        SettingsError: several ranks where learner and vLLM server share a card.
     """
     ranks = Ranks()
     settings = Settings.model_validate(ranks.share(settings))
+    check_card(settings, ranks.size)
     with held(settings, ranks) as lease:
         _run(settings, telemetry, stop, ranks, lease)
     ranks.close()
@@ -60,6 +66,20 @@ def _run(settings: Settings, telemetry: Telemetry | None, stop: Stop, ranks: Ran
     if desk:
         desk.close()
     engine.close()
+
+
+def check_card(settings: Settings, num_ranks: int) -> None:
+    """Refuse several ranks on a card that is shared: rank 0 alone takes turns, and others would train out of turn.
+
+    Raises:
+        SettingsError: see above.
+    """
+    if settings.vllm.share_device and num_ranks > 1:
+        raise SettingsError(
+            f"the learner was started with {num_ranks} ranks; with vllm.share_device it has to be 1, which takes turns "
+            "with the vLLM server on one card. Start it without a launcher, or set vllm.share_device = false and leave "
+            "the server a card of its own"
+        )
 
 
 def next_order(settings: Settings, ranks: Ranks, desk: Desk | None, stop: Stop) -> Order:
@@ -122,7 +142,10 @@ def published(settings: Settings, found: Checkpoint | None) -> Path | None:
     """Weights of the version published last, where `found` was saved later; they are PPO's proximal policy."""
     if found is None or "ppo" not in settings.objective.names or found.state.step == found.state.published_step:
         return None
-    return WeightStore.of(settings).fetch(found.state.weight_version, settings.run.folder / "proximal")
+    cache, version = settings.run.folder / "proximal", found.state.weight_version
+    folder = WeightStore.of(settings).fetch(version, cache)
+    prune(cache, [version])  # those of earlier starts
+    return folder
 
 
 def train(engine: Engine, ranks: Ranks, desk: Desk | None, order: Order) -> None:

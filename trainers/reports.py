@@ -8,6 +8,7 @@ from prometheus_client import Counter, Gauge
 
 from infra.kafka import Producer
 from infra.telemetry import Telemetry, logger
+from infra.turns import Turn
 from infra.usage import Usage
 from schemas.messages import LearnerReport
 from schemas.names import Phase, Service
@@ -32,18 +33,28 @@ _TOKENS = Counter("lagoon_trained_tokens", "Action tokens trained on, since the 
 
 
 class Reports:
-    """Sends a LearnerReport about every second and usage intervals as they end; keeps metrics and health."""
+    """Sends a LearnerReport about every second and usage intervals as they end; keeps metrics and health.
 
-    def __init__(self, settings: Settings, telemetry: Telemetry, producer: Producer, world_size: int):
+    `turn` is that on a shared card: its time alone is the learner's.
+    """
+
+    def __init__(
+        self, settings: Settings, telemetry: Telemetry, producer: Producer, world_size: int, turn: Turn | None = None
+    ):
         self._telemetry, self._producer = telemetry, producer
         self.alarms = Alarms(logger(Service.LEARNER, telemetry.instance))
         self._max_staleness, self._learner = settings.loop.max_staleness, settings.learner
         self._published_at, self._longest_s = time.monotonic(), 0.0
         self._needs = settings.loop.batch_size
         self._sent_at = float("-inf")
-        interval = settings.telemetry.usage_s
         self.usage = Usage(
-            producer, Service.LEARNER, telemetry.instance, Phase.TRAIN, interval, num_accelerators=world_size
+            producer,
+            Service.LEARNER,
+            telemetry.instance,
+            Phase.TRAIN,
+            settings.telemetry.usage_s,
+            num_accelerators=world_size,
+            own_s=turn.own_s if turn else None,
         )
 
     def step(self, figures: Mapping[str, float]) -> None:

@@ -1,13 +1,20 @@
 """What an engine is: token ids in, sampled token ids out, with the logprobs and weight versions that made them."""
 
+import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from infra.waits import WAITS
 from schemas.errors import LagoonError
 from schemas.trajectory import WeightVersionSpan
+
+LOAD_S = 300.0
+"""Limit of reading a version into this process, and of scoring its probe, once the engine is ready for it."""
+
+T = TypeVar("T")
 
 
 class EngineError(LagoonError):
@@ -38,7 +45,8 @@ class Engine(Protocol):
     """An engine serves one policy at one weight version, and swaps it while requests are in flight.
 
     A session is one episode. Its requests are append-only: each starts with every token of the one before, so the
-    engine may keep the session's KV cache between turns. At a swap, a request in flight goes on under the new weights
+    engine may keep the session's KV cache between turns. Whatever a call waits for has a limit of its own, after which
+    the call fails with an EngineError that names it. At a swap, a request in flight goes on under the new weights
     (its spans say so); what the old weights cached of it is kept (torch) or read again (vllm). A session between
     requests has its tokens read again by the new weights, and no later request reads what old weights cached.
     """
@@ -56,6 +64,14 @@ class Engine(Protocol):
     @property
     def fault(self) -> str:
         """Why it can serve nothing until `load` is called again, such as a server that died; else empty."""
+        ...
+
+    async def ready(self, session: str) -> None:
+        """Wait until the engine's card is its own; it stays so until `session` is released.
+
+        Raises:
+            EngineError: who shares it does not leave it.
+        """
         ...
 
     async def generate(
@@ -94,6 +110,19 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Stop; requests in flight fail with EngineError."""
         ...
+
+
+async def in_time(work: Awaitable[T], what: str) -> T:
+    """The result of `work`.
+
+    Raises:
+        EngineError: there is none within LOAD_S; says that the engine did not do `what`.
+    """
+    with WAITS.on(f"the engine to {what}", LOAD_S, "the version is skipped"):
+        try:
+            return await asyncio.wait_for(work, LOAD_S)
+        except TimeoutError:
+            raise EngineError(f"the engine did not {what} within {LOAD_S:g} s; it hangs") from None
 
 
 def check_context(token_ids: Sequence[int], max_new_tokens: int, limit: int) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inference.engines.base import Engine
-from infra.turns import device_turn
+from infra.turns import Turn
 from schemas.settings import Settings
 
 
@@ -17,11 +17,13 @@ class Wanted:
         settings: Of the run; the limits are those of `[rollout]`.
         threads: Of a forward pass on a CPU.
         name: Whose engine it is; names the log of a server.
+        turn: On a card that it shares.
     """
 
     settings: Settings
     threads: int
     name: str
+    turn: Turn | None = None
 
 
 def make_engine(engine: str, wanted: Wanted) -> Callable[[Path, int], Engine]:
@@ -51,7 +53,7 @@ def _vllm(folder: Path, version: int, wanted: Wanted) -> Engine:
         log=log,
         max_tokens=limits.max_tokens,
         threads=wanted.threads,
-        turn=device_turn(wanted.settings),
+        turn=wanted.turn,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from inference.engines.base import EngineError, Generation, check_context
+from inference.engines.base import EngineError, Generation, check_context, in_time
 from inference.engines.llama import Llama
 from inference.engines.sampler import Request, Sampler
 
@@ -68,6 +68,9 @@ class TorchEngine:
         """Tokens read or sampled since the start."""
         return self._sampler.num_tokens
 
+    async def ready(self, session: str) -> None:
+        """See `Engine.ready`: nothing is shared."""
+
     async def generate(
         self,
         session: str,
@@ -101,18 +104,18 @@ class TorchEngine:
 
     async def load(self, version: int, folder: Path) -> None:
         """See `Engine.load`."""
-        llama = await asyncio.to_thread(Llama, folder)
+        llama = await in_time(asyncio.to_thread(Llama, folder), f"read version {version}")
         self._start()
         done = asyncio.get_running_loop().create_future()
         self._swaps.append((version, llama, done))
         self._wake.set()
-        await done
+        await in_time(done, f"swap to version {version}")
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """See `Engine.score`."""
         self._start()
         try:
-            return await self._on_thread(self._sampler.logprobs, token_ids)
+            return await in_time(self._on_thread(self._sampler.logprobs, token_ids), "score the probe")
         except (RuntimeError, IndexError) as error:
             raise EngineError(f"cannot score {len(token_ids)} tokens: {error}") from error
 

@@ -10,13 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from inference import serving
+from inference.engines import base, torch_engine
 from inference.engines.base import EngineError
+from inference.engines.torch_engine import TorchEngine
 from inference.serving import Server
 from infra import retries
 from infra.cli import doctor
@@ -32,7 +35,8 @@ from schemas.names import ErrorKind, Status
 from schemas.settings import ENVIRONMENT_FILE, Kafka, Settings
 from tests.failing_service import FAULT
 from tests.integration.test_exactly_once import COPY, Run, wait_until
-from tests.rollout_fakes import FakeEngine, FakeStore
+from tests.policies import write_policy
+from tests.rollout_fakes import FakeStore
 from tests.rollout_process import (
     GROUP_SIZE,
     INSTANCE,
@@ -90,19 +94,25 @@ def test_an_mlflow_that_never_answers_costs_figures_and_no_time(
 def test_an_engine_that_never_loads_is_an_error_of_that_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Stuck(FakeEngine):
-        async def load(self, version: int, folder: Path) -> None:
-            await asyncio.Event().wait()
+    never = threading.Event()
 
-    monkeypatch.setattr(serving, "LOAD_S", 0.05)
+    def read(folder: Path, *_: object) -> Any:
+        never.wait()
 
     async def swap() -> None:
-        server = Server(FakeStore({1: (-1.0, -2.0), 2: (-1.0, -2.0)}), Stuck, tmp_path, "fp32")
-        await server.serve(1)
-        await server.serve(2)
+        engine = TorchEngine(write_policy(tmp_path / "policy"), 1, max_sessions=1, max_tokens=8)
+        monkeypatch.setattr(torch_engine, "Llama", read)
+        monkeypatch.setattr(base, "LOAD_S", 0.05)
+        try:
+            with pytest.raises(EngineError, match=r"did not read version 2 within 0\.05 s"):
+                await engine.load(2, tmp_path)
+            with pytest.raises(EngineError, match=r"did not read version 1 within 0\.05 s"):
+                await Server(FakeStore({1: (-1.0, -2.0)}), read, tmp_path, "fp32").serve(1)
+        finally:
+            never.set()
+            await engine.close()
 
-    with pytest.raises(EngineError, match="did not load version 2 within"):
-        asyncio.run(swap())
+    asyncio.run(swap())
 
 
 @pytest.mark.kafka

@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from infra.kafka import Follower
 from infra.stack import health
 from infra.turns import device_turn
+from schemas.messages import UsageInterval
 from schemas.settings import Kafka, Settings
+from schemas.topics import USAGE
 from tests.integration.test_hung_evaluator import until
 from tests.integration.test_learner import begin, end, prepare, steps_done
 
@@ -33,6 +36,18 @@ def test_a_learner_that_shares_its_card_trains_on_its_turn_and_leaves_when_the_v
         learner.terminate()
     finally:
         end(learner, tmp_path)
+    began, *later = _usage(settings)
+    assert (began.busy_s, began.idle_s) == (0, 0)  # the card was the server's
+    assert sum(interval.busy_s for interval in later) > 0
+
+
+def _usage(settings: Settings) -> list[UsageInterval]:
+    """What the learner has said of its use of the card."""
+    follower = Follower(settings.kafka, USAGE.name, UsageInterval, "test")
+    try:
+        return sorted(follower.poll(), key=lambda interval: interval.started_at)
+    finally:
+        follower.close()
 
 
 def _address(settings: Settings, pid: int) -> Path:

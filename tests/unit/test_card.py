@@ -88,6 +88,24 @@ def test_a_turn_is_one_holders_until_it_lets_go_or_dies(tmp_path: Path) -> None:
     assert mine.take()
 
 
+def test_the_time_between_two_turns_in_a_row_is_ones_own_and_that_of_anothers_turn_is_not(tmp_path: Path) -> None:
+    now = [0.0]
+    mine, other = (Turn(tmp_path / "turn", lambda: now[0]) for _ in range(2))
+    for at, act in (
+        (0, mine.take),
+        (3, mine.release),
+        (5, mine.take),  # nobody wanted it from 3 to 5
+        (6, mine.release),
+        (7, other.take),
+        (10, other.release),
+        (14, mine.take),
+    ):
+        now[0] = at
+        act()
+    now[0] = 15
+    assert (mine.own_s(), other.own_s()) == (6 + 1, 3)
+
+
 def test_a_server_sleeps_and_leaves_the_card_once_no_call_and_no_episode_needs_it(tmp_path: Path) -> None:
     server = Server()
 

@@ -55,6 +55,22 @@ def _usage(producer: FakeProducer, clock: Clock, interval_s: float = 2, accelera
     )
 
 
+def test_of_a_shared_accelerator_only_the_time_counts_in_which_it_was_the_services_own() -> None:
+    producer, clock, own = FakeProducer(), Clock(), [0.0]
+    usage = Usage(
+        producer, "r", "r-0", "rollout", 2, own_s=lambda: own[0], clock=lambda: clock.ns, now=lambda: clock.wall
+    )
+    clock.move(6)  # another's
+    with usage.busy():
+        clock.move(3)
+    clock.move(1)
+    own[0] = 4
+    usage.tick()
+    clock.move(5)  # another's again
+    usage.tick()
+    assert [(i.busy_s, i.idle_s, _seconds(i)) for i in producer.intervals] == [(3, 1, 10), (0, 0, 5)]
+
+
 def _seconds(interval: UsageInterval) -> float:
     return (interval.ended_at - interval.started_at).total_seconds()
 

@@ -105,7 +105,8 @@ class Card:
                 await asyncio.sleep(_POLL_S)
         if self._asleep is not None:
             try:
-                await self._asleep.wake_up(self._limit_s)
+                with WAITS.on("the vLLM server to wake up", self._limit_s, "it is started anew"):
+                    await self._asleep.wake_up(self._limit_s)
             except EngineError as error:
                 self.fault = f"the server did not wake up: {error}"
                 raise

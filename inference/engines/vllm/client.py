@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 
 from inference.engines.base import EngineError
+from infra.waits import WAITS
 
 _CONTROL_S = 10.0
 _POLL_S = 0.25
@@ -33,17 +34,17 @@ class Client:
         Raises:
             EngineError: `fault` says why it never will, or it has not within `limit_s`.
         """
-        deadline, last = time.monotonic() + limit_s, ""
-        while time.monotonic() < deadline:
-            try:
-                await self._ask("GET", "/health", None, _CONTROL_S)
-                return
-            except EngineError as error:
-                last = str(error)
-            if reason := fault():
-                raise EngineError(reason)
-            await asyncio.sleep(_POLL_S)
-        raise EngineError(f"no vLLM server after {limit_s:g} s (vllm.start_timeout_s): {last}")
+        with WAITS.on("the vLLM server to come up", limit_s, "the version is skipped") as wait:
+            while time.monotonic() - wait.since < limit_s:
+                try:
+                    await self._ask("GET", "/health", None, _CONTROL_S)
+                    return
+                except EngineError as error:
+                    wait.note(str(error))
+                if reason := fault():
+                    raise EngineError(reason)
+                await asyncio.sleep(_POLL_S)
+            raise EngineError(f"no vLLM server after {limit_s:g} s (vllm.start_timeout_s): {wait.reason}")
 
     async def generate(self, token_ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
         """What the server sampled after `token_ids`. No limit of its own: the episode has one, and cancels."""
@@ -61,7 +62,8 @@ class Client:
     async def reload(self, folder: Path, limit_s: float) -> None:
         """Load the weights of `folder` in place. Call it paused."""
         body = {"method": "lagoon_reload", "kwargs": {"folder": str(folder.absolute())}, "timeout": limit_s}
-        await self._ask("POST", "/collective_rpc", body, limit_s)
+        with WAITS.on("the vLLM server to load weights", limit_s, "those before are loaded again"):
+            await self._ask("POST", "/collective_rpc", body, limit_s)
 
     async def stamp(self, version: int) -> None:
         """Stamp tokens with `version` from now on."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from prometheus_client import Gauge
 
-from inference.engines.base import EngineError, Generation, check_context
+from inference.engines.base import EngineError, Generation, check_context, in_time
 from inference.engines.vllm import replies
 from inference.engines.vllm.card import Card
 from inference.engines.vllm.client import Client
@@ -82,6 +82,11 @@ class VllmEngine:
         """See `Engine.fault`."""
         return self._lost or self._server.fault or self._card.fault
 
+    async def ready(self, session: str) -> None:
+        """See `Engine.ready`."""
+        async with self._card.needed(session):
+            pass
+
     async def generate(
         self,
         session: str,
@@ -129,8 +134,8 @@ class VllmEngine:
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """See `Engine.score`."""
         async with self._card.needed():
-            client = await self._up()
-            reply = await client.generate(list(token_ids), {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0})
+            client, options = await self._up(), {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+            reply = await in_time(client.generate(list(token_ids), options), "score the probe")
         return replies.prompt_logprobs(reply, token_ids)
 
     async def close(self) -> None:
