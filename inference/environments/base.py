@@ -5,13 +5,12 @@ An environment is one task made playable: a prompt, tools, and a score for the f
 module, named in the settings as `environment = "my_package.my_module:build"`.
 """
 
-import copy
 import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from inference.environments.calls import Call, Malformed, parse_calls
 from schemas.errors import SettingsError
@@ -87,7 +86,10 @@ class Score:
 
 
 class Environment(ABC):
-    """One task, playable once after each `reset`. Everything random in it comes from the seed of `reset`."""
+    """One task, playable once after each `reset`. Everything random in it comes from the seed of `reset`.
+
+    So the same seed and the same actions lead to the same state: a branch of an episode goes back to a turn by them.
+    """
 
     tools: Mapping[str, Tool] = {}
     score_timeout_s: float | None = None
@@ -116,10 +118,6 @@ class Environment(ABC):
     def turn_reward(self, action: str, results: Sequence[Result]) -> float:
         """Process reward of one turn; `results` is empty for a final answer."""
         return 0.0
-
-    def fork(self) -> Self:
-        """An independent copy at this point of the episode, random state included (for counterfactuals)."""
-        return copy.deepcopy(self)
 
     async def close(self) -> None:  # noqa: B027  (most have nothing to free)
         """Free what the episode holds."""

@@ -121,13 +121,6 @@ def test_the_episode_seed_decides_what_the_tool_does():
     assert statuses(1) != statuses(2)
 
 
-def test_a_fork_goes_on_as_the_original_would_and_leaves_it_alone():
-    environment = _environment("flaky")
-    _statuses(environment, 7)
-    fork = environment.fork()
-    assert _statuses(fork, 20) == _statuses(environment, 20)
-
-
 def test_process_reward_is_for_calls_that_can_be_read_and_answers_that_are_numbers():
     environment = _environment("add")
 

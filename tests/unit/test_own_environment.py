@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from inference.environments.base import ENVIRONMENTS, Environment, build, try_families
+from schemas.names import Origin
 from schemas.settings import Family
 from tests.episodes import engine, episode, task
+from tests.road import branch_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 SECTION = PAGE.partition("## Writing one's own")[2]
@@ -75,15 +77,12 @@ def test_a_task_depends_on_index_and_seed_and_its_hints_on_the_episodes_seed():
     assert asyncio.run(hints(1)) == asyncio.run(hints(1)) != asyncio.run(hints(2))
 
 
-def test_a_fork_goes_on_from_the_same_point_and_apart():
-    async def run() -> None:
-        environment = _made(hints=3)
-        environment.reset(1)
-        await environment.compare({"guess": 0})
-        fork = environment.fork()
-        told = [await e.tools["compare"].run({"guess": 0}) for e in (environment, fork)]
-        assert told[0] == told[1]
-        await fork.compare({"guess": 0})
-        assert (environment.left, fork.left) == (1, 0)
-
-    asyncio.run(run())
+def test_a_branch_of_it_has_the_hints_left_and_the_words_to_come_that_its_parent_had_at_the_turn():
+    of, call = task(NAME, "guess", hints=4), _call(0)
+    parent = asyncio.run(episode(of, engine(*[call] * 4, "0")))
+    words = [m["content"] for m in parent.messages if m["role"] == "tool"]
+    assert set(words) == {"higher", "more"}
+    changes = {"group_id": "branches", "origin": Origin.COUNTERFACTUAL, "branch": branch_of(parent, 1)}
+    branch = asyncio.run(episode(of.model_copy(update=changes), engine(*[call] * 4, "0")))
+    assert [t.result_status for t in branch.turns] == ["ok"] * 3 + ["error", "none"]
+    assert [m["content"] for m in branch.messages if m["role"] == "tool"] == [*words, "error: no hints left"]
