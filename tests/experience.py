@@ -76,6 +76,11 @@ def table(rows: Sequence[tuple[Sequence[int], Sequence[bool], Sequence[float]]])
     return Tokens.of(pa.table(columns))
 
 
+def spread(values: np.ndarray, tokens: Tokens) -> np.ndarray:
+    """Each row's value [n] at all of its tokens, [T]."""
+    return np.repeat(values.astype(np.float32), tokens.lengths)
+
+
 def terms_of(batch: MicroBatch, logprobs: torch.Tensor, options: Objective = PLAIN, **more: object) -> Terms:
     """What `options` make of a micro-batch to which the learner gives `logprobs`; each token counts alike."""
     tokens = action_tokens(batch, logprobs, **more)

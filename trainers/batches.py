@@ -145,11 +145,6 @@ class Split:
         return parts
 
 
-def spread(values: Floats, tokens: Tokens) -> NDArray[np.float32]:
-    """Each row's value [n] at all of its tokens, [T]."""
-    return np.repeat(values.astype(np.float32), tokens.lengths)
-
-
 def num_action_tokens(tokens: Tokens) -> Ints:
     """Action tokens [n] that have a logprob."""
     return np.diff(np.searchsorted(np.flatnonzero(tokens.actions()), tokens.offsets))
@@ -228,9 +223,7 @@ def _places(counts: Sequence[int], lengths: Ints) -> tuple[Ints, int]:
 
 
 def _unpack(mask: pa.BooleanArray) -> NDArray[np.bool_]:
-    """Booleans from Arrow's bits; six times as fast as its own conversion."""
-    if mask.null_count:
-        return mask.to_numpy(zero_copy_only=False).astype(np.bool_)
+    """Booleans from Arrow's bits, none of them null; six times as fast as its own conversion."""
     bits = np.frombuffer(mask.buffers()[1], np.uint8)[mask.offset // 8 :] if len(mask) else np.zeros(0, np.uint8)
     skip = mask.offset % 8
     return np.unpackbits(bits, count=skip + len(mask), bitorder="little")[skip:].view(np.bool_)

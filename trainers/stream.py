@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -127,28 +128,26 @@ class ExperienceStream:
         """Version of `experience` that has been read."""
         return self._experience.version
 
-    def poll(self, version: int) -> int:
-        """Take in what is new in the lake for a learner at weight `version`; returns the number of new rows.
+    def poll(self, version: int) -> None:
+        """Take in what is new in the lake for a learner at weight `version`.
 
         Files of buckets that are too old for it are not opened: a learner that was away begins with what it can use.
 
         Raises:
             LakeError: a commit or a file is missing; nothing is passed over.
         """
-        before, passed_over = len(self._buffer), self._experience.num_passed_over
+        passed_over = self._experience.num_passed_over
         oldest_bucket = (version - self._loop.max_staleness) // self._loop.bucket_width
         for delta_version, rows in self._experience.poll(wanted=lambda values: _bucket(values) >= oldest_bucket):
             self._admit(delta_version, rows)
         for delta_version, rows in self._branches.ready(time.monotonic()):
             self._add(delta_version, rows)
         self.dropped["stale"] += self._experience.num_passed_over - passed_over
-        admitted = len(self._buffer) - before
         for _, rows in self._ledger.poll():
             self._note_offsets(rows)
             self.lengths.note(rows.filter(pc.invert(is_branch(rows))))
             self._leave(rows.filter(pc.is_in(rows["event"], pa.array(_GONE))))
         self._forget(version - self._loop.max_staleness)
-        return admitted
 
     def take(self, version: int, weights: Sequence[float] | None = None, min_version: int = 0) -> Batch | None:
         """The next `loop.batch_size` rows for a learner at weight `version`, or None while there are fewer.
@@ -237,30 +236,32 @@ class ExperienceStream:
         ids = [name for name, *_ in (*cursor.live, *cursor.waiting)]
         if not ids:
             return
-        handle = self._lake.table("experience")
-        handle.update_incremental()
         wanted = ds.field("trajectory_id").isin(ids) | (ds.field("origin") == Origin.COUNTERFACTUAL)
         wanted &= ds.field("version_bucket") >= cursor.oldest_bucket
-        found = handle.to_pyarrow_dataset().to_table(columns=self._columns, filter=wanted)
+        found = self._lake.retry("experience: reading what was live", partial(self._snapshot, wanted))
         branches = is_branch(found)
         self._branches.learn(found.filter(branches))
         rows = found.filter(pc.invert(branches))
-        if rows.num_rows < len(ids):
-            missing = sorted(set(ids) - set(rows["trajectory_id"].to_pylist()))
+        if missing := sorted(set(ids) - set(rows["trajectory_id"].to_pylist())):
             raise LakeError(
                 f"{len(missing)} of {len(ids)} live trajectories of the checkpoint are not in `experience` "
-                f"at version {handle.version()}, for example {missing[0]}; "
+                f"at version {self._lake.version('experience')}, for example {missing[0]}; "
                 "rows must stay in the lake for as long as a learner may use them"
             )
         self._restore(cursor, rows.cast(self._experience.schema))
 
+    def _snapshot(self, wanted: ds.Expression) -> pa.Table:
+        handle = self._lake.table("experience")
+        handle.update_incremental()
+        return handle.to_pyarrow_dataset().to_table(columns=self._columns, filter=wanted)
+
     def _restore(self, cursor: Cursor, rows: pa.Table) -> None:
         place = {name: index for index, name in enumerate(rows["trajectory_id"].to_pylist())}
+        self._buffer.remember(cursor.groups)
         for version in dict.fromkeys(version for _, version in cursor.waiting):
             again = rows.take([place[name] for name, known in cursor.waiting if known == version])
             self._add(version, self._branches.sort(version, again, time.monotonic()))
         rows = rows.take([place[name] for name, *_ in cursor.live])
-        self._buffer.remember(cursor.groups)
         start = 0
         while start < len(cursor.live):
             version = cursor.live[start][1]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.experience import table, terms_of
+from tests.experience import spread, table, terms_of
 from tests.integration import engine_figures
 from tests.policies import write_policy
-from trainers.batches import micro_batches, num_action_tokens, spread
+from trainers.batches import micro_batches, num_action_tokens
 from trainers.policy import Scorer, load_policy
 
 ROOT = Path(__file__).parents[2]

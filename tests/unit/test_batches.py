@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from schemas.errors import SettingsError
 from schemas.settings import Policy
-from tests.experience import table, terms_of
-from trainers.batches import Split, Tokens, micro_batches, num_action_tokens, rank_batches, spread
+from tests.experience import spread, table, terms_of
+from trainers.batches import Split, Tokens, micro_batches, num_action_tokens, rank_batches
 from trainers.policy import Scorer, check_packing, tiny_llama
 
 VOCABULARY = 16

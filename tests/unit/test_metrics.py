@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.experience import action_tokens, table, terms_of
-from trainers.batches import MicroBatch, Tokens, micro_batches, spread
+from tests.experience import action_tokens, spread, table, terms_of
+from trainers.batches import MicroBatch, Tokens, micro_batches
 from trainers.credit import ProcessScale, Turns
 from trainers.directives import Orders
 from trainers.metrics import COLUMNS, StepMetrics, kish, summarize, trajectory_sums

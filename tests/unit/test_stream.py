@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra import retries
 from infra.lake import Lake
 from schemas.errors import LakeError
 from schemas.names import Event
@@ -270,6 +271,21 @@ def test_live_rows_that_are_gone_from_the_lake_stop_the_resume_by_name(lake: Lak
     lake.table("experience").delete("trajectory_id = 'gone'")
     with pytest.raises(LakeError, match="gone"):
         ExperienceStream(lake, settings_of(1), stream.cursor())
+
+
+def test_a_file_of_live_rows_that_cannot_be_read_is_an_error_of_the_lake(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(lake, [Sample("a")], 1)
+    stream = ExperienceStream(lake, settings_of(1))
+    stream.poll(1)
+    [file] = Path(lake.table_uri("experience")).glob("version_bucket=1/*.parquet")
+    aside = file.rename(file.with_suffix(".aside"))
+    monkeypatch.setattr(retries, "ATTEMPTS", 2)
+    with pytest.raises(LakeError, match=r"experience: reading what was live failed 2 times"):
+        ExperienceStream(lake, settings_of(1), stream.cursor())
+    aside.rename(file)
+    assert drain(ExperienceStream(lake, settings_of(1), stream.cursor())) == ["a"]
 
 
 @settings(max_examples=8)
