@@ -51,5 +51,5 @@ def claim_in(headers: Mapping[str, bytes | None], body: bytes) -> Claim | None:
 
 def claimed_bytes(headers: Iterable[tuple[str, bytes]]) -> int:
     """Bytes that a message with `headers` stands for beside its own, at most MAX_CLAIM_BYTES; 0 if it is no claim."""
-    said = next((value for name, value in headers if name == Header.CLAIM), b"")
+    said = dict(headers).get(Header.CLAIM, b"")  # of two the last one, which is also what `claim_in` is asked about
     return min(int(said), MAX_CLAIM_BYTES) if said.isdigit() and len(said) < 19 else 0

@@ -55,12 +55,12 @@ def _counts(raw: Raw) -> tuple[int, int]:
         return 0, 0
     headers = dict(raw.headers)
     num_rows = min(max(header_int(headers, Header.NUM_ROWS, 1), 1), MAX_PACK)
-    return num_rows, min(header_int(headers, Header.NUM_TOKENS, 0), raw.num_bytes)
+    return num_rows, min(header_int(headers, Header.NUM_TOKENS, 0), raw.body_bytes)
 
 
 def replayed_from(raw: Raw) -> str | None:
     """The letter that `raw` sends again, or None."""
-    value = next((value for name, value in raw.headers if name == REPLAYED), None)
+    value = dict(raw.headers).get(REPLAYED)
     return origin_of(value, raw.partition, raw.offset) if raw.topic == TRAJECTORIES.name else None
 
 

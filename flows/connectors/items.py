@@ -29,9 +29,15 @@ class Raw:
         return self.offset + 1
 
     @property
-    def num_bytes(self) -> int:
-        """Size of the body, in bytes, wherever it lies."""
+    def body_bytes(self) -> int:
+        """Size of the body, wherever it lies."""
         return len(self.value) + claimed_bytes(self.headers)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of key, headers and body."""
+        named = sum(len(name) + len(value) for name, value in self.headers)
+        return len(self.key or b"") + named + self.body_bytes
 
 
 @dataclass(frozen=True, slots=True)

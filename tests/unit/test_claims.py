@@ -134,11 +134,18 @@ def test_no_header_makes_a_message_count_for_more_than_an_object_may_hold(value:
     assert 0 <= claimed_bytes([(Header.CLAIM, value)]) <= MAX_CLAIM_BYTES
 
 
-def test_a_message_counts_with_what_it_claims() -> None:
-    raw = message(group("a", [1.0]), 0)
-    assert raw.num_bytes == len(raw.value)
-    claim = dataclasses.replace(raw, headers=((Header.CLAIM, b"1000"),))
-    assert claim.num_bytes == len(raw.value) + 1000
+def test_a_message_counts_with_its_key_and_headers_and_what_it_claims() -> None:
+    raw = dataclasses.replace(message(group("a", [1.0]), 0), key=b"12345", headers=(("h", b"123"), ("h", b"45")))
+    assert raw.num_bytes == len(raw.value) + 5 + 4 + 3
+    claim = dataclasses.replace(raw, key=None, headers=((Header.CLAIM, b"1000"),))
+    assert claim.num_bytes == len(raw.value) + len("lagoon-claim") + 4 + 1000
+
+
+def test_a_message_with_two_claims_counts_with_the_one_that_is_read() -> None:
+    claim = Claim.of(BODY)
+    headers = ((Header.CLAIM, b"1"), *claim.header.items())
+    assert claim_in(dict(headers), claim.to_bytes()) == claim
+    assert claimed_bytes(headers) == len(BODY)
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
