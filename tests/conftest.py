@@ -45,7 +45,7 @@ def kafka(broker: str) -> Kafka:
     return Kafka(brokers=broker, topic_prefix=f"t{uuid.uuid4().hex[:8]}.", partitions=4)
 
 
-def _wait(process: subprocess.Popen, address: str, timeout_s: float = 60) -> None:
+def _wait(process: subprocess.Popen, address: str, timeout_s: float = 200) -> None:
     deadline = time.monotonic() + timeout_s
     while not (answer := health.kafka(Kafka(brokers=address))).ok:
         assert process.poll() is None, "the broker ended while it started"
