@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections import Counter
-from multiprocessing.synchronize import Event
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,13 @@ from infra.staging import conform
 from schemas.tables import TABLES
 from tests.rows import row
 
+LIMIT_S = 120
+METADATA = ("properties", "columns")
 
-def _ensure_and_append(uri: str, number: int) -> None:
+
+def _ensure_and_append(uri: str, number: int, together: Barrier) -> None:
     lake = Lake(uri)
+    together.wait(LIMIT_S)
     lake.ensure()
     for sequence in range(1, 6):
         rows = [row("groups", group_id=f"g{number}-{sequence}")]
@@ -27,7 +31,8 @@ def _ensure_and_append(uri: str, number: int) -> None:
 @pytest.mark.slow
 def test_processes_that_start_together_create_one_lake_and_lose_no_row(tmp_path: Path):
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_ensure_and_append, args=(str(tmp_path), n)) for n in range(3)]
+    together = context.Barrier(3)
+    writers = [context.Process(target=_ensure_and_append, args=(str(tmp_path), n, together)) for n in range(3)]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -39,18 +44,19 @@ def test_processes_that_start_together_create_one_lake_and_lose_no_row(tmp_path:
     assert lake.app_ids("groups", "writer-") == [f"writer-{n}" for n in range(3)]
 
 
-def _commit_behind_a_fence(uri: str, number: int) -> None:
+def _commit_behind_a_fence(uri: str, number: int, begun: Event) -> None:
     lake = Lake(uri)
+    assert begun.wait(LIMIT_S)
     for sequence in range(1, 21):
         rows = [row("groups", group_id=f"g{number}-{sequence}"), row("groups", group_id="to be deleted")]
         adds = lake.stage("groups", conform(TABLES["groups"], rows))
         lake.commit("groups", adds, f"writer-{number}", sequence, Fence(f"fence/writer-{number}", 0))
 
 
-def _disturb(uri: str, over: Event) -> None:
+def _disturb(uri: str, begun: Event, over: Event) -> None:
     """Compact, delete, and change the metadata, again and again; what conflicts with a writer is left out.
 
-    A writer's commit must fit between two changes of the metadata, so there is a moment between two acts.
+    A writer's commit must fit between two changes of the metadata, so each of these waits for a commit since the last.
     """
     table, done = DeltaTable(f"{uri}/groups"), Counter[str]()
     acts = {
@@ -61,10 +67,12 @@ def _disturb(uri: str, over: Event) -> None:
         ),
         "columns": lambda n: table.alter.add_columns([Field(f"extra_{n}", PrimitiveType("string"))]),
     }
-    number = 0
+    number = known = 0
+    begun.set()
     while not over.is_set() or len(done) < len(acts):
         for name, act in acts.items():
-            over.wait(0.1)
+            if name in METADATA:
+                known = _wait_for_commit(table, known, over)
             number += 1
             table.update_incremental()
             try:
@@ -74,19 +82,28 @@ def _disturb(uri: str, over: Event) -> None:
                 continue
 
 
+def _wait_for_commit(table: DeltaTable, known: int, over: Event) -> int:
+    """How many commits the writers have made, once these are more than `known` or all is over."""
+    while True:
+        table.update_incremental()
+        found = sum(table.transaction_version(f"writer-{n}") or 0 for n in range(2))
+        if found > known or over.wait(0.01):
+            return found
+
+
 @pytest.mark.slow
 def test_commits_get_through_beside_compaction_deletes_and_changes_of_the_schema(tmp_path: Path):
     Lake(str(tmp_path)).ensure()
     context = multiprocessing.get_context("spawn")
-    over = context.Event()
-    writers = [context.Process(target=_commit_behind_a_fence, args=(str(tmp_path), n)) for n in range(2)]
-    other = context.Process(target=_disturb, args=(str(tmp_path), over))
+    begun, over = context.Event(), context.Event()
+    writers = [context.Process(target=_commit_behind_a_fence, args=(str(tmp_path), n, begun)) for n in range(2)]
+    other = context.Process(target=_disturb, args=(str(tmp_path), begun, over))
     for process in (other, *writers):
         process.start()
     for writer in writers:
         writer.join()
     over.set()
-    other.join(60)
+    other.join(LIMIT_S)
     assert [process.exitcode for process in (*writers, other)] == [0, 0, 0]
     table = DeltaTable(f"{tmp_path}/groups")
     found = Counter(table.to_pyarrow_table(columns=["group_id"])["group_id"].to_pylist())
