@@ -9,9 +9,9 @@ import asyncio
 import json
 import os
 import shutil
-import signal
+import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,6 +25,7 @@ from schemas.errors import SettingsError
 PASSED = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 """Variables that every program gets of the service's; secrets are passed by name (`pass_variables`)."""
 MAX_OUTPUT_BYTES = 1 << 20
+REAPER = (sys.executable, "-IS", str(Path(__file__).with_name("reaper.py")))
 
 
 class Options(BaseModel):
@@ -96,23 +97,25 @@ class External(Program):
 
 
 async def _run(command: tuple[str, ...], variables: dict[str, str]) -> tuple[int, str, str]:
-    """Exit code, and the ends of output and errors. The program and its children are gone afterwards."""
+    """Exit code, and the ends of output and errors. The program is gone afterwards, and whatever it has started."""
     process = await asyncio.create_subprocess_exec(
+        *REAPER,
         *command,
         env=variables,
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    assert process.stdout is not None  # noqa: S101 - both are pipes
+    assert process.stdin is not None  # noqa: S101 - all are pipes
+    assert process.stdout is not None  # noqa: S101
     assert process.stderr is not None  # noqa: S101
     try:
+        process.stdin.write(b"\n")
         output, errors = await asyncio.gather(_end(process.stdout), _end(process.stderr))
         return await process.wait(), output, errors
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.stdin.close()
         await process.wait()
 
 

@@ -1,8 +1,10 @@
 """Agent programs as real processes behind OpenAI's protocol: one row each, their reward, and nothing left running."""
 
 import asyncio
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,18 @@ def ask(*messages):
     said = post("/chat/completions", {"messages": [{"role": "user", "content": m} for m in messages]})
     return said["choices"][0]["message"]["content"]
 """
+FAMILY = """
+import subprocess
+nap = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(nap).pid
+apart = subprocess.Popen(nap, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid
+leave = f"import subprocess; print(subprocess.Popen({nap}, start_new_session=True, stdout=subprocess.DEVNULL).pid)"
+orphan = subprocess.check_output([sys.executable, "-c", leave], text=True).strip()
+with open(PIDS + ".new", "w") as file:
+    file.write(f"{os.getpid()} {child} {apart} {orphan}")
+os.rename(PIDS + ".new", PIDS)
+"""
+"""A child, one in a session of its own, and one that has lost its parent too."""
 
 
 def _play(code: str, *said: str, limits: dict[str, Any] | None = None, **options: Any) -> Trajectory:
@@ -91,21 +105,43 @@ def test_a_program_that_asks_too_often_is_truncated():
     assert (row.status, row.stop_reason, row.reward) == ("truncated", "max_turns", 0.0)
 
 
-def test_a_program_that_hangs_is_gone_with_its_children_after_the_episode(tmp_path: Path):
-    pids = tmp_path / "pids"
-    code = f"""
-import subprocess, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open({str(pids)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
-ask("hello")
-time.sleep(600)
-"""
+def test_a_program_that_hangs_is_gone_with_all_that_it_started_after_the_episode(tmp_path: Path):
+    code = f'PIDS = {str(tmp_path / "pids")!r}\nask("hello")\n{FAMILY}\nimport time\ntime.sleep(600)'
     row = _play(code, "hi", limits={"episode_timeout_s": 5})
     assert (row.status, row.error_kind, len(row.turns)) == ("truncated", "agent_timeout", 1)
-    deadline = time.monotonic() + 20
-    while any(psutil.pid_exists(int(pid)) and _runs(int(pid)) for pid in pids.read_text().split()):
+    assert _running(tmp_path / "pids") == []
+
+
+def test_what_a_program_leaves_running_ends_with_it(tmp_path: Path):
+    row = _play(f'PIDS = {str(tmp_path / "pids")!r}\n{FAMILY}\nask("hello")\nprint(0.5)', "hi")
+    assert (row.status, row.reward) == ("completed", 0.5)
+    assert _running(tmp_path / "pids") == []
+
+
+def test_a_killed_service_takes_its_programs_along(tmp_path: Path):
+    pids = tmp_path / "pids"
+    program = f"import os, sys, time\nPIDS = {str(pids)!r}\n{FAMILY}\ntime.sleep(600)"
+    code = (
+        "import asyncio, os, sys; from inference.environments.external import _run; "
+        "asyncio.run(_run((sys.executable, '-c', sys.argv[1]), dict(os.environ)))"
+    )
+    service = subprocess.Popen([sys.executable, "-c", code, program])
+    _until(pids.exists)
+    assert len(_running(pids)) == 4
+    service.kill()
+    service.wait()
+    _until(lambda: not _running(pids))
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def _running(pids: Path) -> list[int]:
+    return [pid for pid in map(int, pids.read_text().split()) if _runs(pid)]
 
 
 def _runs(pid: int) -> bool:
