@@ -139,8 +139,7 @@ def flow_for(settings: Settings, stop: Flag | None = None, stop_at_end: bool = F
     """The flow as `settings` say; nothing is opened before it runs."""
     source = MergeSource(
         settings.kafka,
-        TRAJECTORIES.name,
-        (WEIGHTS.name, CONTROL.name),
+        (TRAJECTORIES.name, WEIGHTS.name, CONTROL.name),
         epoch_bytes=settings.curate.epoch_bytes,
         skip_expired=settings.curate.skip_expired_offsets,
         client_id=Service.CURATE,

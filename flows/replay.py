@@ -38,8 +38,7 @@ def flow_for(settings: Settings, span: Range, progress: Progress, stop: Flag | N
     """The curate flow over what the log holds of `span`, without reports; nothing is opened before it runs."""
     source = ReplaySource(
         settings.kafka,
-        TRAJECTORIES.name,
-        (WEIGHTS.name, CONTROL.name),
+        (TRAJECTORIES.name, WEIGHTS.name, CONTROL.name),
         span=span,
         progress=progress,
         epoch_bytes=settings.curate.epoch_bytes,

@@ -16,10 +16,7 @@ def undecodable(raw: Raw, error: str) -> pa.RecordBatch:
     """The row that keeps `raw` byte for byte, with why it could not be read."""
     num_rows, num_tokens = _counts(raw)
     return _row(
-        raw.topic,
-        raw.partition,
-        raw.offset,
-        raw.timestamp,
+        raw,
         key=raw.key,
         value=raw.value,
         headers=json.dumps([[name, value.hex()] for name, value in raw.headers]),
@@ -34,10 +31,7 @@ def undecodable(raw: Raw, error: str) -> pa.RecordBatch:
 def replayed(raw: Raw, letter: str) -> pa.RecordBatch:
     """The row that tells that `letter` was sent again as `raw`, and read. Its trajectories count as any others."""
     return _row(
-        raw.topic,
-        raw.partition,
-        raw.offset,
-        raw.timestamp,
+        raw,
         key=raw.key,
         value=None,
         headers=json.dumps([[name, value.hex()] for name, value in raw.headers]),
@@ -68,10 +62,7 @@ def hole(gap: Hole) -> pa.RecordBatch:
     """The row that tells of offsets nobody read. What they held is unknown, so each message counts as one row."""
     start, end = gap.offset, gap.next_offset
     return _row(
-        gap.topic,
-        gap.partition,
-        start,
-        gap.timestamp,
+        gap,
         key=None,
         value=None,
         headers=json.dumps({"start": start, "end": end, "num_messages": end - start}),
@@ -83,8 +74,8 @@ def hole(gap: Hole) -> pa.RecordBatch:
     )
 
 
-def _row(topic: str, partition: int, offset: int, timestamp: int, **cells: object) -> pa.RecordBatch:
-    cells |= {"topic": topic, "partition": partition, "offset": offset, "at": timestamp * 1000}
+def _row(item: Raw | Hole, **cells: object) -> pa.RecordBatch:
+    cells |= {"topic": item.topic, "partition": item.partition, "offset": item.offset, "at": item.timestamp * 1000}
     return pa.RecordBatch.from_arrays(
         [pa.array([cells[f.name]], f.type) for f in DEAD_LETTERS.schema], schema=DEAD_LETTERS.schema
     )

@@ -63,36 +63,14 @@ class KafkaSource(FixedPartitionedSource[Item, State | None]):
 
 
 class MergeSource(KafkaSource):
-    """Partition p of `data_topic`, merged with the single-partition `side_topics` by broker timestamp.
+    """Partition p of the data topic, the first of `topics`, merged with the others by broker timestamp.
 
-    Emits Tick | Raw, and Hole with `skip_expired`. The order is a function of the logs alone: timestamp, then
-    `data_topic` before `side_topics` as listed, then offset. Side messages come once for each partition of
-    `data_topic` (a lane), each of which has an order of its own.
+    Emits Tick | Raw, and Hole with `skip_expired`. The order is a function of the logs alone: timestamp, then `topics`
+    as listed, then offset. The others have one partition, and their messages come once for each partition of the data
+    topic (a lane), each of which has an order of its own.
     """
 
     round_s = ROUND_S
-
-    def __init__(
-        self,
-        kafka: Kafka,
-        data_topic: str,
-        side_topics: Sequence[str],
-        *,
-        epoch_bytes: int,
-        skip_expired: bool,
-        client_id: str,
-        stop_at_end: bool = False,
-        stop: Flag | None = None,
-    ) -> None:
-        super().__init__(
-            kafka,
-            (data_topic, *side_topics),
-            epoch_bytes=epoch_bytes,
-            skip_expired=skip_expired,
-            client_id=client_id,
-            stop_at_end=stop_at_end,
-            stop=stop,
-        )
 
     def list_parts(self) -> list[str]:
         """One for each partition of the data topic."""

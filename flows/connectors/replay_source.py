@@ -48,8 +48,7 @@ class ReplaySource(MergeSource):
     def __init__(
         self,
         kafka: Kafka,
-        data_topic: str,
-        side_topics: Sequence[str],
+        topics: Sequence[str],
         *,
         span: Range,
         progress: Progress,
@@ -60,8 +59,7 @@ class ReplaySource(MergeSource):
         self.span, self.progress = span, progress
         super().__init__(
             kafka,
-            data_topic,
-            side_topics,
+            topics,
             epoch_bytes=epoch_bytes,
             skip_expired=False,
             client_id=client_id,

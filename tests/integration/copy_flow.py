@@ -28,8 +28,7 @@ def to_row(item: Raw | Hole | Tick) -> list[tuple[str, pa.RecordBatch]]:
 def serve(settings: Settings, telemetry: Telemetry, stop: Stop) -> None:
     source = MergeSource(
         settings.kafka,
-        "trajectories",
-        ["weights", "control"],
+        ["trajectories", "weights", "control"],
         epoch_bytes=settings.curate.epoch_bytes,
         skip_expired=settings.curate.skip_expired_offsets,
         client_id="copy",

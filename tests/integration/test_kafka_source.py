@@ -56,7 +56,7 @@ def emitted(source: Source[Any], into: list[Any] | None = None, epoch_s: float =
 
 def merge(kafka: Kafka, **options: Any) -> MergeSource:
     options = {"epoch_bytes": 1 << 20, "skip_expired": False, "client_id": "test", "stop_at_end": True} | options
-    return MergeSource(kafka, "trajectories", ["weights", "control"], **options)
+    return MergeSource(kafka, ["trajectories", "weights", "control"], **options)
 
 
 def topics(kafka: Kafka, *names: str, **options: Any) -> TopicsSource:
