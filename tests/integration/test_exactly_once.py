@@ -29,6 +29,7 @@ COPY = [str(Path(__file__).with_name("copy_flow.py"))]
 RECORDS = ["-m", "flows.records"]
 FAIL_POINTS = ("sink.after_stage", "sink.before_commit", "sink.after_commit")
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
+LIMIT_S = 120.0
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -65,7 +66,7 @@ class Run:
     def finish(self, command: Sequence[str]) -> tuple[int, str]:
         """Exit code and log of a process that is to end by itself."""
         (self.folder / "log").write_text("")
-        code = self.start(command).wait(60)
+        code = self.start(command).wait(LIMIT_S)
         return code, (self.folder / "log").read_text()
 
     def send(self, topic: str, count: int, partitions: int = 1, body: Callable[[int], bytes] = lambda n: b"x") -> None:
@@ -93,7 +94,7 @@ def kill_again_and_again(run: Run, command: Sequence[str], lives: int, send: Cal
         send()
         run.wait_started(process)
         try:
-            code = process.wait(30 if life < len(FAIL_POINTS) else chance.uniform(0.5, 3))
+            code = process.wait(LIMIT_S if life < len(FAIL_POINTS) else chance.uniform(0.5, 3))
             assert code == -signal.SIGKILL, (run.folder / "log").read_text()[-3000:]
         except subprocess.TimeoutExpired:
             assert life >= len(FAIL_POINTS), f"{certain} did not strike"
@@ -137,8 +138,9 @@ def test_records_are_written_once_however_the_flow_dies(run: Run) -> None:
     kill_again_and_again(run, RECORDS, 4, send)
     process = run.start(RECORDS)
     wait_until(lambda: len(run.rows("usage", "interval_id")) == len(sent))
+    wait_until(lambda: len(run.rows("dead_letters", "offset")) == 8)  # topics are read, and tables written, one by one
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(LIMIT_S) == 0
     assert run.rows("usage", "interval_id") == {(i,): 1 for i in sent}
     assert run.rows("dead_letters", "topic", "offset") == {("evals", n): 1 for n in range(8)}
     assert not run.rows("directives", "directive_id")
@@ -151,13 +153,19 @@ def test_a_stopped_flow_leaves_nothing_pending(run: Run) -> None:
     wait_until(lambda: run.rows("dead_letters", "topic").total() > 0)
     run.send("trajectories", 40, partitions=4)
     process.terminate()
-    assert process.wait(20) == 0
-    before = run.lake.version("dead_letters")
+    assert process.wait(LIMIT_S) == 0
+    assert staged(run, "dead_letters") == set()
     assert run.finish([*COPY, "--bounded"])[0] == 0
     rows = run.rows("dead_letters", "topic", "partition", "offset", "error")
     assert set(rows.values()) == {1}
     assert rows.total() == 80 + 4
-    assert run.lake.version("dead_letters") >= before
+
+
+def staged(run: Run, table: str) -> set[str]:
+    """Files that were written and are not in the table."""
+    run.lake.version(table)
+    written = {file.name for file in Path(run.lake.table_uri(table)).rglob("part-*")}
+    return written - {Path(uri).name for uri in run.lake.table(table).file_uris()}
 
 
 def test_a_flow_runs_under_the_launcher_of_bytewax_on_the_same_store(run: Run) -> None:
@@ -175,7 +183,7 @@ def test_a_flow_runs_under_the_launcher_of_bytewax_on_the_same_store(run: Run) -
     process = run.start(RECORDS)
     wait_until(lambda: run.rows("dead_letters", "offset").total() >= 2)
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(LIMIT_S) == 0
     assert run.rows("dead_letters", "topic", "offset") == {("evals", 0): 1, ("evals", 1): 1}
 
 
@@ -228,7 +236,7 @@ def test_partitions_that_are_added_stop_the_flow_by_name_and_stay_refused(run: R
     topic, kafka = run.settings.kafka.topic("trajectories"), run.settings.kafka
     admin = AdminClient({"bootstrap.servers": kafka.brokers})
     admin.create_partitions([NewPartitions(topic, 8)])[topic].result(30)
-    assert process.wait(60) == 1
+    assert process.wait(LIMIT_S) == 1
     assert f"{topic} has 8 partitions now, and 4 are read" in (run.folder / "log").read_text()
 
     run.configure(kafka.model_copy(update={"partitions": 8}))
@@ -238,16 +246,16 @@ def test_partitions_that_are_added_stop_the_flow_by_name_and_stay_refused(run: R
     assert "was written with 4" in log
 
 
+@pytest.mark.timeout(900)
 def test_a_flow_may_be_rescaled_and_stays_one_history(run: Run) -> None:
-    for number in (2, 3, 1):
+    for sent, number in enumerate((2, 3, 1), 1):
         cluster = start_cluster(run, COPY, number)
         run.send("trajectories", 40, partitions=4)
         run.send("control", 2)
-        expected = 40 * (1 + [2, 3, 1].index(number))
-        wait_until(lambda expected=expected: run.rows("dead_letters", "topic")[("trajectories",)] == expected, 200)
+        wait_until(lambda n=sent * (40 + 2 * 4): run.rows("dead_letters", "topic").total() == n, 200)
         for process in cluster:
             process.terminate()
-        assert [process.wait(30) for process in cluster] == [0] * number
+        assert [process.wait(LIMIT_S) for process in cluster] == [0] * number
     expected = {("trajectories", p, n, f"lane {p}"): 1 for p in range(4) for n in range(30)}
     expected |= {("control", 0, n, f"lane {lane}"): 1 for lane in range(4) for n in range(6)}
     assert run.rows("dead_letters", "topic", "partition", "offset", "error") == expected
@@ -259,7 +267,7 @@ def start_cluster(run: Run, command: Sequence[str], number: int) -> list[subproc
     return [run.start(command, **{ADDRESSES: addresses, PROCESS_ID: str(n)}) for n in range(number)]
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = LIMIT_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s"
