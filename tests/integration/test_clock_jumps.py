@@ -123,6 +123,10 @@ class Stand:
         """Rows of `experience` by trajectory."""
         return Counter(row["trajectory_id"] for row in self.table("experience"))
 
+    def closings(self) -> Counter[tuple[str, int]]:
+        """Groups by how they closed and with how many members."""
+        return Counter((row["closed_by"], row["num_members"]) for row in self.table("groups"))
+
     def table(self, name: str) -> list[dict[str, Any]]:
         """All rows of a table."""
         table = self.lake.table(name)
@@ -174,13 +178,13 @@ def test_clocks_set_by_hours_lose_nothing_double_nothing_and_time_nothing_out(
             stand.until(lambda: "broker's clock was set back" in stand.curate.reason(), "reason in health")
             stand.rollout.send(group("short", REWARDS)[:3])
             brokers.set(0)
-            stand.until(lambda: stand.rows().total() == 4 * stand.fed + 3, "group that closes by time-out")
+            stand.until(lambda: stand.rows().total() == 4 * stand.fed + 3, "rows of a group that closes by time-out")
+            stand.until(lambda: stand.closings().total() == stand.fed + 1, "its closing, a commit of its own")
         finally:
             stand.curate.process.kill()
             stand.dispatch.process.kill()
     assert set(stand.rows().values()) == {1}
-    closings = Counter((row["closed_by"], row["num_members"]) for row in stand.table("groups"))
-    assert closings == {("complete", 4): stand.fed, ("timeout", 3): 1}
+    assert stand.closings() == {("complete", 4): stand.fed, ("timeout", 3): 1}
     dispatched = stand.table("dispatches")
     assert {row["event"] for row in dispatched} == {"opened"}
     assert max(Counter(row["group_id"] for row in dispatched).values()) == 1
