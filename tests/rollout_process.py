@@ -94,7 +94,7 @@ class Service:
     def stop(self) -> int:
         """SIGTERM; the exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(120)
 
     def kill(self) -> None:
         self.process.kill()

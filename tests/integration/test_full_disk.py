@@ -131,7 +131,7 @@ def test_a_full_disk_ends_a_flow_with_its_name_and_after_a_restart_every_row_is_
         wait_until(lambda: run.rows("dead_letters", "topic").total() == 40)
         disk.fill()
         run.send("trajectories", 40, partitions=4)
-        assert process.wait(60) == 1
+        assert process.wait(120) == 1
         log = (tmp_path / "log").read_text()
         assert f"the disk that holds {disk.folder}" in log
         assert "is full (" in log
