@@ -34,10 +34,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, 15)
-        process.wait(20)
+        process.wait(60)
 
 
-def _wait(url: str, timeout_s: float = 90) -> None:
+def _wait(url: str, timeout_s: float = 200) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -152,7 +152,7 @@ def test_champion_waits_until_its_version_is_registered(settings: Settings):
 def test_a_point_that_mlflow_refuses_is_dropped_and_the_next_ones_arrive(settings: Settings):
     tracking = Tracking(settings, "learner", wait_s=60)
     tracking.metrics({"not a valid \n name": 1.0}, 1)
-    _until(lambda: tracking.num_failures > 0)
+    _until(lambda: tracking.num_dropped > 0)
     tracking.metrics({"loss": 1.0}, 1)
     tracking.close(60)
     assert tracking.num_dropped == 1
@@ -176,10 +176,10 @@ def test_without_a_server_the_oldest_points_are_given_up_and_counted(unreachable
     for step in range(MAX_POINTS + 5):
         tracking.metrics({"loss": 0.0}, step)
     assert tracking.num_dropped == 5
+    _until(lambda: tracking.num_failures > 0)
     tracking.close(timeout_s=5)
     assert tracking.num_dropped == MAX_POINTS + 5
     assert tracking.run_id is None
-    assert tracking.num_failures > 0
 
 
 def test_a_resumed_run_is_known_by_its_id_while_the_server_is_away(unreachable: Settings):
