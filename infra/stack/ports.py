@@ -13,6 +13,8 @@ FIRST, LAST = 20_000, 30_000
 can be connected to itself, and then holds the port."""
 
 _dealt: set[int] = set()
+_random = random.SystemRandom()
+"""Not the seeded one: two processes with one seed would draw the same ports."""
 
 
 def is_free(port: int) -> bool:
@@ -33,7 +35,7 @@ def free_port() -> int:
         StackError: none was found in a hundred draws.
     """
     for _ in range(100):
-        port = random.randrange(FIRST, LAST)
+        port = _random.randrange(FIRST, LAST)
         if port not in _dealt and is_free(port):
             _dealt.add(port)
             return port

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,15 @@ def test_a_server_keeps_its_port(tmp_path: Path) -> None:
 
 def test_a_chosen_port_is_never_one_of_outgoing_connections() -> None:
     assert all(20_000 <= ports.free_port() < 30_000 for _ in range(20))
+
+
+def test_two_processes_with_one_seed_choose_other_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[list[int]] = []
+    for _ in range(2):
+        monkeypatch.setattr(ports, "_dealt", set())  # as in a process that has just begun
+        random.seed(1)
+        chosen.append([ports.free_port() for _ in range(4)])
+    assert chosen[0] != chosen[1]
 
 
 def test_a_taken_port_is_named_with_the_setting_that_changes_it() -> None:
