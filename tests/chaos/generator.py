@@ -43,7 +43,7 @@ class Spoiling:
     def send(
         self, topic: str, key: str, value: bytes, *, headers: dict[str, bytes], partition: int, on_delivery: OnDelivery
     ) -> None:
-        body = b"spoiled" + value[:64] if key in self._spoiled else value
+        body = b"spoiled" + value[7:] if key in self._spoiled else value  # as long: its headers are believed so far
         self._producer.send(topic, key, body, headers=headers, partition=partition, on_delivery=on_delivery)
 
 
