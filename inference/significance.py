@@ -62,7 +62,7 @@ def _evidence(better: EvalResult, worse: EvalResult) -> Evidence:
 
 
 def _pairs(a: EvalResult, b: EvalResult) -> Counter[tuple[str, str]]:
-    """How often tasks that both scored ended how; empty where a result is from before outcomes were kept by task."""
+    """How often tasks that both scored ended how; empty without any, as with results from before outcomes were kept."""
     shared = a.families.keys() & b.families.keys()
     pairs = Counter(p for name in shared for p in zip(a.families[name].by_task, b.families[name].by_task, strict=False))
     return Counter({pair: count for pair, count in pairs.items() if "-" not in pair})
