@@ -29,6 +29,7 @@ from infra.stack.ports import free_port
 from schemas.errors import BrokerError
 from schemas.messages import Directive, WeightSummary
 from schemas.settings import Kafka
+from schemas.topics import TOPICS
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.kafka
@@ -164,6 +165,20 @@ def test_a_message_arrives_with_key_headers_and_partition(kafka: Kafka) -> None:
     assert (message.key(), message.value(), dict(message.headers() or [])) == (b"g-1", b"body", headers)
     assert message.timestamp()[0] == confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
     assert outcomes == [None]
+
+
+def test_no_topic_takes_a_batch_that_unfolds_to_more_than_a_message_may_have(kafka: Kafka) -> None:
+    small = kafka.model_copy(update={"max_message_bytes": 100_000})
+    ensure_topics(small)
+    other = {"bootstrap.servers": kafka.brokers, "compression.type": "zstd", "message.max.bytes": 10_000_000}
+    producer = confluent_kafka.Producer(other)
+    for num_bytes, expected in ((90_000, None), (5_000_000, "MSG_SIZE_TOO_LARGE")):  # of zeros zstd makes a few hundred
+        answers: list[str | None] = []
+        for topic in TOPICS:
+            note = lambda error, _: answers.append(error and error.name())  # noqa: B023, E731
+            producer.produce(small.topic(topic), bytes(num_bytes), key=b"k", on_delivery=note)
+        producer.flush(30)
+        assert answers == [expected] * len(TOPICS)
 
 
 def test_a_topic_that_does_not_exist_is_named(kafka: Kafka) -> None:
