@@ -46,11 +46,12 @@ class Branches:
         is_parent = pc.greater(pc.fill_null(pc.list_value_length(rows["forked_turns"]), 0), 0)
         if not pc.any(is_parent).as_py():
             return rows
-        for group in pc.unique(rows.filter(is_parent)["group_id"]).to_pylist():
+        parents = pc.unique(rows.filter(is_parent)["group_id"])
+        for group in parents.to_pylist():
             siblings = rows.filter(pc.equal(rows["group_id"], group))
             missing = _forks(siblings) - self._returns.keys()
             self._waiting[group] = Waiting(delta_version, siblings, missing, now_s + self.wait_s)
-        return rows.filter(pc.invert(pc.is_in(rows["group_id"], pa.array(self._waiting.keys(), pa.string()))))
+        return rows.filter(pc.invert(pc.is_in(rows["group_id"], parents)))
 
     def learn(self, branches: pa.Table) -> None:
         """Take in what `branches` returned."""

@@ -91,6 +91,16 @@ def test_a_group_whose_branches_do_not_come_goes_without_them() -> None:
     assert waiting.waiting() == []
 
 
+def test_late_members_of_a_group_that_waits_are_not_lost_where_other_parents_come_with_them(lake: Lake) -> None:
+    put(lake, pair("a", 0), 1)
+    stream = polled(lake, settings_of())
+    late = [replace(pair("a")[1], name=name) for name in ("a-2", "a-3")]
+    put(lake, [*late, *pair("c", 1)], 2)
+    stream.poll(1)
+    assert stream.num_available == 6
+    assert names(stream.take(1)) == ["a-2", "a-3"]
+
+
 def test_a_batch_without_branches_says_nothing_about_them(lake: Lake) -> None:
     put(lake, pair("b"), 1)
     batch = polled(lake, settings_of()).take(1)
