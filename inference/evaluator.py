@@ -29,6 +29,9 @@ EVAL_VERSION = Gauge("lagoon_eval_version", "Version evaluated last")
 
 ALL_FAMILIES = "all"
 
+_FAILED: dict[Kind, str] = {"light": "not evaluated", "full": "no full evaluation"}
+"""How the reason of a row begins whose evaluation failed."""
+
 Publish = Callable[[str, str, Message], None]
 """(contract topic, key, message): sees it into Kafka, now or later."""
 
@@ -122,8 +125,7 @@ class Evaluator:
             await server.serve(job.version)
             episodes = await self._play_all(job, server)
         except LagoonError as error:
-            what = "not evaluated" if job.kind == "light" else "no full evaluation"
-            return _skipped(job.version, f"{what}: {error}")
+            return _skipped(job.version, f"{_FAILED[job.kind]}: {error}")
         return self._result(job, episodes, server.loaded, started_at)
 
     async def _play_all(self, job: Job, server: Server) -> list[Trajectory]:
@@ -192,8 +194,6 @@ class Evaluator:
     def _report(self, result: EvalResult, job: Job) -> None:
         self._publish(EVALS.name, f"{result.requested_version}/{job.kind}", result)
         EVALUATED.labels(result.kind).inc()
-        if job.kind == "full":
-            self._last_full = max(self._last_full, job.version)  # also where it was skipped: the next one is due later
         leads = self._note(result)
         if result.score is None:
             return
@@ -209,8 +209,8 @@ class Evaluator:
             self._board.alias("champion", result.end_version)
 
     def _note(self, result: EvalResult) -> bool:
-        """Remember `result`; true if it makes a new champion."""
-        if result.kind == "full":
+        """Remember `result`; true if it makes a new champion. A failed evaluation is due again with the next one."""
+        if _is_full(result):
             self._last_full = max(self._last_full, result.requested_version)
         else:
             self.last = max(self.last, result.requested_version)
@@ -250,6 +250,11 @@ def _skipped(version: int, reason: str) -> EvalResult:
         started_at=now,
         finished_at=now,
     )
+
+
+def _is_full(result: EvalResult) -> bool:
+    """Whether a full evaluation came to `result`, or to nothing: a `skipped` row says so in its reason only."""
+    return result.kind == "full" or (result.kind == "skipped" and (result.reason or "").startswith(_FAILED["full"]))
 
 
 def _directive(order: Order, name: str) -> Directive:

@@ -206,9 +206,24 @@ def test_a_full_evaluation_that_fails_is_a_row_and_due_again_with_the_next_windo
     result = asyncio.run(setup.evaluator.run(setup.due()[1]))
     assert (result.kind, result.requested_version) == ("skipped", 25)
     assert str(result.reason).startswith("no full evaluation: version 25, file model.safetensors")
-    assert setup.due() == []
+    assert setup.due() == [Job(25, "light")]
     store.published[50] = PROBE
-    assert setup.due() == [Job(50, "light"), Job(50, "full")]
+    assert setup.due() == [Job(50, "light", passed_over=(25,)), Job(50, "full")]
+
+
+def test_a_full_evaluation_that_fails_takes_no_light_one_away_in_this_life_and_the_next(tmp_path: Path) -> None:
+    store = Store({24: PROBE})
+    store.broken.add(26)
+    setup = Setup(tmp_path, store)
+    [slow] = setup.due()
+    store.published |= {25: PROBE, 26: PROBE}
+    [fails_at_once] = setup.due("light")
+    asyncio.run(setup.evaluator.run(fails_at_once))
+    asyncio.run(setup.evaluator.run(slow))
+    assert setup.due() == [Job(26, "light", passed_over=(25,))]
+    after = Setup(tmp_path, store)
+    after.evaluator.remember(setup.results)
+    assert after.due() == [Job(26, "light", passed_over=(25,))]
 
 
 def test_a_vllm_server_that_does_not_come_up_is_the_reason_in_each_row_and_costs_the_other_kind_nothing(
