@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infra.lease import Lease, Process
-from schemas.errors import DeadlineError, SettingsError
+from schemas.errors import ContractError, DeadlineError, SettingsError
 from schemas.messages import Message, decode
 
 ADDRESSES, PROCESS_ID, THREADS = "BYTEWAX_ADDRESSES", "BYTEWAX_PROCESS_ID", "BYTEWAX_WORKERS_PER_PROCESS"
@@ -20,6 +20,11 @@ ADDRESSES, PROCESS_ID, THREADS = "BYTEWAX_ADDRESSES", "BYTEWAX_PROCESS_ID", "BYT
 
 GATHER_S = 60.0
 """Limit of waiting for the other processes."""
+
+HELLO_S = 5.0
+"""Limit of waiting for what who calls has to say; it says so at once, or is none of the others."""
+
+_MAX_HELLO_BYTES = 4096
 
 _RETRY_S = 0.1
 
@@ -105,13 +110,10 @@ class Cluster:
                         f"processes {missing} of {len(self.addresses)} have not come within {GATHER_S:g} s; this one "
                         f"ends. All need the same {ADDRESSES}, and each its own {PROCESS_ID}"
                     ) from None
-                connection.settimeout(GATHER_S)
-                try:
-                    hello = decode(Hello, connection.makefile("rb").readline())
-                except OSError:  # it died, and comes again
+                if (hello := _hello(connection)) and 0 < hello.index < len(self.addresses):
+                    others[hello.index] = (hello, connection)
+                else:
                     connection.close()
-                    continue
-                others[hello.index] = (hello, connection)
         return others
 
     def _follow(self) -> int:
@@ -124,7 +126,7 @@ class Cluster:
                     connection.sendall(hello)
                     if answer := connection.makefile("rb").readline():
                         return decode(Go, answer).generation
-            except OSError:
+            except (OSError, ContractError):
                 pass
             if time.monotonic() > deadline:
                 raise DeadlineError(
@@ -132,6 +134,15 @@ class Cluster:
                     f"{self.addresses[0]}; its log says why. This one ends"
                 )
             time.sleep(_RETRY_S)
+
+
+def _hello(connection: socket.socket) -> Hello | None:
+    """What who called says; None for one that died, and comes again, and for who is no process of a flow."""
+    connection.settimeout(HELLO_S)
+    try:
+        return decode(Hello, connection.makefile("rb").readline(_MAX_HELLO_BYTES))
+    except (OSError, ContractError):
+        return None
 
 
 def _place(address: str) -> tuple[str, int]:

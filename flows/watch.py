@@ -21,10 +21,16 @@ SILENT_TWICE = 2
 """After this many times the silence that turns health red the process ends."""
 
 
+FIRST_EPOCH_S = 600.0
+"""Limit of the first epoch: until then processes connect, states are read, and what was pending is committed."""
+
+
 @contextmanager
 def watch(telemetry: Telemetry, stop: Stop, silence_s: float) -> Generator[None]:
     """Report health, and see to it that a stop has an end, while the flow runs in the calling thread."""
     ended = threading.Event()
+    PULSE.start()
+    started_at = time.monotonic()
 
     def look() -> None:
         end_at, lost_at, clock_lead_s = None, 0.0, time.time() - time.monotonic()
@@ -37,6 +43,8 @@ def watch(telemetry: Telemetry, stop: Stop, silence_s: float) -> Generator[None]
                 _give_up(telemetry, f"the clock was set back by {-stepped_s:.0f} s, and epochs would wait for as long")
             if PULSE.silent_s() > SILENT_TWICE * silence_s:
                 _give_up(telemetry, fault)
+            if PULSE.is_starting and time.monotonic() > started_at + FIRST_EPOCH_S:
+                _give_up(telemetry, f"within {FIRST_EPOCH_S:g} s no first epoch, or not all processes: {fault}")
             if HOLD.lost and not lost_at:
                 lost_at = time.monotonic()
             if lost_at and time.monotonic() > lost_at + _DRAIN_S:

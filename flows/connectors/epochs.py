@@ -51,6 +51,7 @@ class EpochPart(StatefulSourcePartition[Item, State | None]):
         self._stop = stop
         self._tick_due, self._ending, self._drained, self._over = True, False, False, False
         self._rests_until = 0.0
+        PULSE.expect(part)
 
     @abstractmethod
     def pull(self, max_items: int, max_bytes: int) -> Sequence[Raw | Hole | Clock]:

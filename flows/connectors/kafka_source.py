@@ -8,6 +8,7 @@ from bytewax.inputs import FixedPartitionedSource
 from flows.connectors.ends import EndOffsets
 from flows.connectors.epochs import EpochPart, Flag, Item, Never, State
 from flows.connectors.parts import CLOCK, ROUND_S, ClockPart, MergePart, TopicPart
+from flows.connectors.pulse import PULSE
 from flows.connectors.reader import Reader
 from schemas.settings import Kafka
 from schemas.topics import TOPICS
@@ -128,4 +129,5 @@ def _num_partitions(kafka: Kafka, topic: str) -> int:
 
 
 def _parts(kafka: Kafka, topics: Sequence[str]) -> list[str]:
+    PULSE.stand()  # Bytewax asks for parts in every process, once all are connected
     return [f"{p:05d}/{topic}" for topic in topics for p in range(_num_partitions(kafka, topic))]

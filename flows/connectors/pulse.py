@@ -20,12 +20,35 @@ class Pulse:
         self._beats: dict[str, float] = {}
         self._troubles: dict[str, str] = {}
         self._begun = False
+        self._stands = False
+        self._awaited: set[str] = set()
         self._active_at = time.monotonic()
+
+    def start(self) -> None:
+        """A flow is about to run: its processes connect, its parts are built, and finish a first epoch."""
+        with self._lock:
+            self._stands = False
+            self._awaited.clear()
+
+    def stand(self) -> None:
+        """The processes are connected, and this one builds its parts; it may have none."""
+        self._stands = True
+
+    def expect(self, part: str) -> None:
+        """`part` is there and is to finish its first epoch."""
+        with self._lock:
+            self._awaited.add(part)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the flow does not stand yet, or one of its parts here has not finished an epoch."""
+        return not self._stands or bool(self._awaited)
 
     def beat(self, part: str) -> None:
         """`part` has finished an epoch."""
         with self._lock:
             self._beats[part] = time.monotonic()
+            self._awaited.discard(part)
             self._begun = True
 
     def active(self) -> None:
@@ -40,6 +63,7 @@ class Pulse:
         """`part` has ended; its silence is no fault."""
         with self._lock:
             self._beats.pop(part, None)
+            self._awaited.discard(part)
             self._troubles.pop(part, None)
 
     def trouble(self, part: str, reason: str | None) -> None:

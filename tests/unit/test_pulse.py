@@ -18,6 +18,21 @@ def test_a_flow_is_not_healthy_before_its_first_epoch() -> None:
     assert pulse.fault(60, 60) == ""
 
 
+def test_a_flow_starts_until_it_stands_and_each_part_here_has_ended_an_epoch() -> None:
+    pulse = Pulse()
+    pulse.start()
+    assert pulse.is_starting
+    pulse.stand()
+    assert not pulse.is_starting  # a process without parts of its own
+    pulse.expect("00000/usage")
+    pulse.expect("00000/evals")
+    assert pulse.is_starting
+    pulse.beat("00000/usage")
+    assert pulse.is_starting
+    pulse.end("00000/evals")
+    assert not pulse.is_starting
+
+
 def test_a_part_that_goes_silent_is_named_and_one_that_ended_is_not() -> None:
     pulse = Pulse()
     pulse.beat("00000/usage")
