@@ -147,13 +147,14 @@ def build(environment: str, family: str, index: int, seed: int, options: Mapping
 
 
 def try_families(families: Sequence[Family], seed: int) -> None:
-    """Build the first task of each family, so that one that cannot be played stops a service at its start.
+    """Build the last task of each family, so that one that cannot be played stops a service at its start.
 
     Raises:
-        SettingsError: an environment is unknown, refuses its options, or lacks what it needs on this machine.
+        SettingsError: an environment is unknown, refuses its options, has fewer tasks, or lacks what it needs on this
+            machine.
     """
     for family in families:
-        build(family.environment, family.name, 0, seed, family.options)
+        build(family.environment, family.name, family.num_tasks - 1, seed, family.options)
 
 
 def builder(environment: str) -> Build:

@@ -1,7 +1,7 @@
 """Prompts from a file, answers scored by a service (`inference.graders.judge`).
 
 Line i of the file is task i, as JSON: `{"prompt": "..."}` or `{"prompt": [messages]}`. What else stands in the line,
-such as a reference, goes to the judge with prompt and answer.
+such as a reference, goes to the judge with prompt and answer. No prompt stands there twice.
 """
 
 import json
@@ -48,15 +48,21 @@ def prompts(path: Path) -> tuple[Mapping[str, Any], ...]:
     """The lines of a file of prompts.
 
     Raises:
-        SettingsError: it cannot be read, or a line is no object with a prompt.
+        SettingsError: it cannot be read, or a line is no object with a prompt of its own.
     """
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise SettingsError(f"prompts {path}: {error}") from error
+    first: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
         if not isinstance(line, dict) or not isinstance(line.get("prompt"), str | list):
             raise SettingsError(f"prompts {path}, line {number}: expected an object with a prompt (text or messages)")
+        if (known := first.setdefault(json.dumps(_messages(line)), number)) != number:
+            raise SettingsError(
+                f"prompts {path}, line {number}: the prompt of line {known} again; expected each once, so "
+                "that none that is held out is trained on"
+            )
     return tuple(lines)
 
 
@@ -70,8 +76,7 @@ class Judged(Environment):
 
     def reset(self, seed: int) -> list[Message]:
         """The prompt."""
-        prompt = self.line["prompt"]
-        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        return _messages(self.line)
 
     def parse(self, action: str) -> tuple[()]:
         """No tools: every action is the answer."""
@@ -80,3 +85,8 @@ class Judged(Environment):
     async def score(self, answer: str) -> Score:
         """The judge's."""
         return Score(await judged(self.judge, {**self.line, "answer": answer}))
+
+
+def _messages(line: Mapping[str, Any]) -> list[Message]:
+    prompt = line["prompt"]
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)

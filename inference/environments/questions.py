@@ -4,7 +4,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 
+from inference.environments.distinct import Distinct
 from schemas.errors import SettingsError
 
 PREVIOUS = "R"
@@ -75,17 +77,13 @@ def question(kind: str, family: str, index: int, seed: int) -> Question:
     Raises:
         SettingsError: the kind has fewer questions than that.
     """
-    table, rng, seen = _table(kind, family, seed)
-    while len(table) <= index:
-        drawn = next((q for _ in range(_MAX_REPEATS) if (q := KINDS[kind](rng)).text not in seen), None)
-        if drawn is None:
-            raise SettingsError(f"family {family}: kind {kind} has {len(table)} questions; lower its num_tasks")
-        seen.add(drawn.text)
-        table.append(drawn)
-    return table[index]
+    questions = _questions(kind, family, seed)
+    if (found := questions.get(index)) is None:
+        raise SettingsError(f"family {family}: kind {kind} has {len(questions)} questions; lower its num_tasks")
+    return found
 
 
 @lru_cache(maxsize=256)
-def _table(kind: str, family: str, seed: int) -> tuple[list[Question], random.Random, set[str]]:
-    """The questions of a family so far, and what draws the next one. Grows in order, so an index never moves."""
-    return [], random.Random(f"questions/{kind}/{family}/{seed}"), set()
+def _questions(kind: str, family: str, seed: int) -> Distinct[Question]:
+    rng = random.Random(f"questions/{kind}/{family}/{seed}")
+    return Distinct((KINDS[kind](rng) for _ in count()), lambda q: q.text, _MAX_REPEATS)

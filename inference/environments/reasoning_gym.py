@@ -1,7 +1,7 @@
 """Reasoning Gym (Stojanovski et al. 2025, arXiv:2505.24760): procedural puzzles with scorers, from its package.
 
-A family is one data set with its settings; task i is generated from (family, i, seed). Scorers are other people's code
-and some are slow, so they run in processes that are killed at a limit.
+A family is one data set with its settings; task i is the i-th different question that its seeds make, which come from
+(family, seed). Scorers are other people's code and some are slow, so they run in processes that are killed at a limit.
 """
 
 import importlib
@@ -10,12 +10,15 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
+from itertools import count
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inference.engines.base import request_seed
 from inference.environments.base import Environment, Message, Score
+from inference.environments.distinct import Distinct
 from inference.graders.limited import VerifierError, limited
 from schemas.errors import SettingsError
 from schemas.trajectory import Reward
@@ -23,6 +26,9 @@ from schemas.trajectory import Reward
 INSTRUCTION = "{question}\n\nGive the final answer between <answer> and </answer>, and nothing else between them."
 QUEUE_S = 3600.0
 """A scorer has a limit of its own, and the episode's limit bounds its wait; this is the limit of last resort."""
+
+MAX_REPEATS = 1000
+"""Repeats in a row after which a data set counts as exhausted."""
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
@@ -43,20 +49,38 @@ def build(family: str, index: int, seed: int, options: Mapping[str, Any]) -> Env
     """Task `index` of `family`.
 
     Raises:
-        SettingsError: the package is missing, there is no such data set, or it refuses its settings.
+        SettingsError: the package is missing, there is no such data set, or it refuses its settings or has too few
+            questions.
     """
     try:
         checked = Options.model_validate({"dataset": family} | dict(options))
     except ValidationError as error:
         raise SettingsError(f"options of family {family}: {error}") from error
-    task_seed = request_seed("reasoning-gym", family, seed, index) % 2**31
+    questions = _questions(checked.model_dump_json(), family, seed)
     try:
-        question = generate(checked.dataset, checked.config, task_seed)[1]["question"]
+        found = questions.get(index)
     except (AssertionError, TypeError, ValueError) as error:
         raise SettingsError(
             f"options of family {family}: {checked.dataset} refuses {checked.config}: {error}"
         ) from error
-    return ReasoningGym(question, task_seed, checked)
+    if found is None:
+        raise SettingsError(
+            f"family {family}: {checked.dataset} with {checked.config} has {len(questions)} questions; "
+            "lower its num_tasks"
+        )
+    return ReasoningGym(*found, checked)
+
+
+@lru_cache(maxsize=256)
+def _questions(settings: str, family: str, seed: int) -> Distinct[tuple[str, int]]:
+    """The questions of a family, each with the seed that makes it."""
+    options = Options.model_validate_json(settings)
+
+    def draw(number: int) -> tuple[str, int]:
+        task_seed = request_seed("reasoning-gym", family, seed, number) % 2**31
+        return generate(options.dataset, options.config, task_seed)[1]["question"].strip(), task_seed
+
+    return Distinct(map(draw, count()), lambda made: made[0], MAX_REPEATS)  # not a generator: it outlives an exception
 
 
 def datasets() -> Mapping[str, Any]:
@@ -104,7 +128,7 @@ class ReasoningGym(Environment):
 
     def reset(self, seed: int) -> list[Message]:
         """The puzzle and how to answer, as one user message."""
-        return [{"role": "user", "content": INSTRUCTION.format(question=self.question.strip())}]
+        return [{"role": "user", "content": INSTRUCTION.format(question=self.question)}]
 
     def parse(self, action: str) -> tuple[()]:
         """No tools: every action is the answer."""

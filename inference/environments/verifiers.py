@@ -6,7 +6,6 @@ The environment plays its own protocol and asks its model by OpenAI's chat proto
 
 import importlib
 import importlib.util
-import itertools
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from inference.endpoint import MODEL, serving
 from inference.environments.base import Environment, Score
+from inference.environments.distinct import Distinct
 from inference.environments.program import Chat, Program
 from inference.graders.limited import VerifierError
 from schemas.errors import SettingsError
@@ -23,6 +23,10 @@ from schemas.trajectory import Reward
 
 SCORING = "TaskError"
 """The kind of error by which `verifiers` says that a task's own hooks, scoring among them, failed."""
+MAX_REPEATS = 10_000
+"""Repeats in a row after which a task set that never ends counts as exhausted."""
+LABELS = {"idx", "id", "name", "description"}
+"""What a task is called; the rest of its data is what it is."""
 
 
 class Options(BaseModel):
@@ -39,6 +43,8 @@ class Options(BaseModel):
 def build(family: str, index: int, seed: int, options: Mapping[str, Any]) -> Environment:
     """Task `index` of the environment's task set, which comes in an order of its own: `seed` has no part in it.
 
+    A task that has come before is left out.
+
     Raises:
         SettingsError: the package or the environment is missing, or refuses its settings; or there is no such task.
     """
@@ -52,7 +58,7 @@ def build(family: str, index: int, seed: int, options: Mapping[str, Any]) -> Env
         raise SettingsError(f"options of family {family}: expected either env or load")
     settings = checked.model_dump_json()
     try:
-        task = _tasks(settings).task(index)
+        task = _tasks(settings).get(index)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise SettingsError(f"family {family}: verifiers cannot load it: {type(error).__name__}: {error}") from error
     if task is None:
@@ -95,21 +101,9 @@ class Verifiers(Program):
         return Score(float(self.trace.reward), tuple(parts))
 
 
-class _Tasks:
-    """A task set, read as far as it was asked for."""
-
-    def __init__(self, taskset: Any) -> None:
-        self._coming, self._read = iter(taskset), []
-
-    def task(self, index: int) -> Any:
-        """Task `index`, None if there are fewer."""
-        self._read += itertools.islice(self._coming, max(0, index + 1 - len(self._read)))
-        return self._read[index] if index < len(self._read) else None
-
-
 @cache
-def _tasks(settings: str) -> _Tasks:
-    return _Tasks(_load(settings).taskset)
+def _tasks(settings: str) -> Distinct[Any]:
+    return Distinct(iter(_load(settings).taskset), lambda task: task.data.model_dump_json(exclude=LABELS), MAX_REPEATS)
 
 
 def _load(settings: str) -> Any:

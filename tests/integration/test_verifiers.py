@@ -118,3 +118,12 @@ def test_there_are_no_more_tasks_than_the_task_set_has():
     build("verifiers", "family", 2, 0, {"env": LETTERS})
     with pytest.raises(SettingsError, match="no task 3; lower its num_tasks"):
         build("verifiers", "family", 3, 0, {"env": LETTERS})
+
+
+def test_a_task_that_the_task_set_repeats_is_left_out():
+    """Or one of the two could be held out, and the other trained on."""
+    options = {"env": {"taskset": {"id": "vf-letters", "words": ["lake", "lake", "boats", "lake"]}}}
+    tasks = [build("verifiers", "family", i, 0, options) for i in range(2)]
+    assert [task.task.data.answer for task in tasks] == ["ekal", "staob"]
+    with pytest.raises(SettingsError, match="no task 2"):
+        build("verifiers", "family", 2, 0, options)
