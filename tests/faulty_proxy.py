@@ -65,7 +65,7 @@ def proxied(upstream_port: int, folder: Path) -> Iterator[Proxy]:
         process.wait(10)
 
 
-def _wait_for(port: int, limit_s: float = 60) -> None:
+def _wait_for(port: int, limit_s: float = 200) -> None:
     deadline = time.monotonic() + limit_s
     while True:
         try:

@@ -12,7 +12,7 @@ import pytest
 from flows.cluster import ADDRESSES, PROCESS_ID
 from infra.stack.ports import free_port
 from schemas.settings import Settings
-from tests.integration.test_exactly_once import COPY, Run, run, wait_until
+from tests.integration.test_exactly_once import COPY, LIMIT_S, Run, run, wait_until
 
 __all__ = ["run"]
 
@@ -103,10 +103,10 @@ def test_one_that_wakes_up_after_a_take_over_commits_nothing_and_says_why(
             wait_until(lambda: len(offsets(run)) == 2 * sent)
             first.send_signal(signal.SIGCONT)
             run.send("trajectories", sent, partitions=4)
-            assert first.wait(30) == 1
+            assert first.wait(LIMIT_S) == 1
             wait_until(lambda: len(offsets(run)) == 3 * sent)
             second.terminate()
-            assert second.wait(20) == 0
+            assert second.wait(LIMIT_S) == 0
     assert "lost its lease" in (run.folder / "log of the first").read_text()
     assert set(run.rows("dead_letters", "topic", "partition", "offset", "error").values()) == {1}
 
@@ -128,8 +128,8 @@ def test_a_cluster_holds_one_lease_and_its_last_process_keeps_it(run: Run) -> No
         with alive(*second):
             wait_until(lambda: len(offsets(run)) == 80)
             first[1].send_signal(signal.SIGCONT)
-            assert first[1].wait(30) != 0
+            assert first[1].wait(LIMIT_S) != 0
             for process in second:
                 process.terminate()
-            assert [process.wait(20) for process in second] == [0, 0]
+            assert [process.wait(LIMIT_S) for process in second] == [0, 0]
     assert set(run.rows("dead_letters", "topic", "partition", "offset", "error").values()) == {1}

@@ -79,7 +79,7 @@ def serving(module: list[str], port: int, folder: Path) -> Iterator[dict[str, st
         server.wait(10)
 
 
-def _create_bucket(options: dict[str, str], timeout_s: float = 60) -> None:
+def _create_bucket(options: dict[str, str], timeout_s: float = 200) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
