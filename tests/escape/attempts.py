@@ -64,7 +64,7 @@ REACH = {
     ),
     "read the service's environment": reach(f"return {SECRET!r} in os.environ", True),
     "read a neighbor's environment": reach(
-        "return any(os.access(f'/proc/{pid}/environ', os.R_OK) for pid in range(1, 5000))", True
+        "return any(os.access(f'/proc/{pid}/environ', os.R_OK) for pid in (os.getppid(), *range(1, 5000)))", True
     ),
     "list processes": reach("return any(name.isdigit() for name in os.listdir('/proc'))", True),
     "reach memory through /proc/self/mem": reach("return open('/proc/self/mem', 'rb') is not None", True),
