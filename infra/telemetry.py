@@ -33,7 +33,7 @@ HEALTHY = Gauge("lagoon_healthy", "1 while the service is healthy", ["service", 
 
 INSTANCE_ENVIRONMENT = "LAGOON_INSTANCE"
 _CLOSE_S = 5
-_STORES = ("AWS_", "AZURE_", "GOOGLE_")
+_SERVERS = ("AWS_", "AZURE_", "GOOGLE_", "MLFLOW_")
 _LAUNCHER_ARGUMENTS = ("--local_rank=", "--local-rank=")  # the deepspeed launcher adds one to every rank
 
 
@@ -191,8 +191,8 @@ def _settings(service: str, argv: Sequence[str]) -> Settings:
 
 
 def _secrets(settings: Settings) -> list[str]:
-    """Texts that no log line may show: values from the environment for Kafka, and those for object stores."""
-    hidden = [v for k, v in os.environ.items() if k.startswith(_STORES) and is_secret(k)]
+    """Texts that no log line may show: values from the environment for Kafka, object stores and MLflow."""
+    hidden = [v for k, v in os.environ.items() if k.startswith(_SERVERS) and is_secret(k)]
     return hidden + [os.environ.get(variable, "") for variable in settings.kafka.secrets.values()]
 
 

@@ -10,7 +10,9 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
 _SECRET = re.compile(
-    r"secret|password|token$|(storage|account|master|private|encryption)_key|sas_key|\.key\.pem$", re.I
+    r"secret|password|passphrase|token$|access_key$|(storage|account|master|private|encryption|customer|sas)_key"
+    r"|\.key\.pem$",
+    re.I,
 )
 
 

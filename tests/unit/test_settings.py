@@ -6,7 +6,7 @@ import pytest
 
 from schemas import settings
 from schemas.errors import SettingsError
-from schemas.settings import Settings, load
+from schemas.settings import Settings, is_secret, load
 
 
 def test_files_merge_left_to_right_and_overrides_come_last(tmp_path: Path) -> None:
@@ -47,6 +47,33 @@ def test_a_wrong_setting_is_named_with_its_value(override: str, fault: str) -> N
     with pytest.raises(SettingsError) as error:
         load([], [override])
     assert fault in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("aws_secret_access_key", "aws_session_token", "aws_sse_customer_key_base64", "token", "bearer_token"),
+        *("azure_storage_access_key", "access_key", "account_key", "azure_storage_master_key", "azure_storage_sas_key"),
+        *("azure_storage_client_secret", "fabric_session_token", "encryption_key", "google_service_account_key"),
+        *("sasl.password", "ssl.key.password", "ssl.keystore.password", "ssl.key.pem"),
+        "sasl.oauthbearer.client.secret",
+        *(f"sasl.oauthbearer.assertion.private.key.{part}" for part in ("pem", "passphrase")),
+    ],
+)
+def test_what_a_store_or_librdkafka_keeps_secret_is_saved_in_no_file_and_no_log(name: str) -> None:
+    assert is_secret(name)
+    assert is_secret(name.upper())
+    with pytest.raises(SettingsError, match="are secrets"):
+        load([], [f"--lake.storage_options={{'{name}'='p'}}"])
+    with pytest.raises(SettingsError, match="are secrets"):
+        load([], [f"--kafka.client={{'{name}'='p'}}"])
+
+
+@pytest.mark.parametrize(
+    "name", ["aws_access_key_id", "aws_sse_kms_key_id", "azure_federated_token_file", "ssl.key.location"]
+)
+def test_what_names_a_secret_or_its_file_is_none(name: str) -> None:
+    assert not is_secret(name)
 
 
 def test_a_missing_or_malformed_file_is_named(tmp_path: Path) -> None:
