@@ -44,7 +44,7 @@ async def _follow(service: RolloutService, stop: Stop) -> None:
     following = asyncio.ensure_future(service.follow_weights())
     while not following.done():
         await asyncio.wait({following}, timeout=_STOP_POLL_S)
-        if stop and not service.can_sample:
+        if stop and not service.weights.can_sample:
             following.cancel()
     if not following.cancelled():
         following.result()

@@ -63,6 +63,11 @@ class WeightFollower:
         """Policy lag, in versions."""
         return self.latest - self.serving
 
+    @property
+    def can_sample(self) -> bool:
+        """Whether an engine runs that episodes could be with."""
+        return self.serving > 0 and not self._server.fault
+
     def blocked(self) -> str:
         """Why no episode may start now; empty when one may."""
         silent_s = time.monotonic() - self._read_at
@@ -83,9 +88,14 @@ class WeightFollower:
             return ""
         return f"serving version {self.serving}, fingerprint {self.fingerprint[:12]}: {self._fault()}"
 
-    async def follow(self) -> bool:
-        """Look once, and swap to the newest version that can be proven; true if it did."""
+    async def follow(self, start: bool = True) -> bool:
+        """Look once, and swap to the newest version that can be proven; true if it did.
+
+        Without `start` only where an engine runs: starting one may take minutes, and who wants that can be interrupted.
+        """
         async with self._lock:
+            if not start and not self.can_sample:
+                return False
             if self._server.fault and not await self._revive():
                 return False
             try:
