@@ -63,7 +63,7 @@ def _value(node: ast.expr) -> Any:
     """A literal; a name or an expression counts as its text."""
     try:
         return _plain(ast.literal_eval(node))
-    except ValueError:
+    except (ValueError, TypeError):  # the latter for a list as a key
         return ast.unparse(node)
 
 
@@ -76,10 +76,9 @@ def _plain(value: Any) -> Any:
 
 def _fits(value: Any, allowed: Sequence[Any], described: Mapping[str, Any]) -> bool:
     expected: Any = _TYPES[described["type"]]
-    if expected is float and type(value) is int:
-        value = float(value)
+    found: Any = float if expected is float and type(value) is int else type(value)
     answers = [a for a in allowed if a != ""]
-    if type(value) is not expected or (answers and type(answers[0]) is not expected and expected is not float):
+    if found is not expected or (answers and type(answers[0]) is not expected and expected is not float):
         variable = bool(answers) and type(value) is type(answers[0])  # a variable's name where a value is declared
         return variable and value in allowed
     if isinstance(value, dict):

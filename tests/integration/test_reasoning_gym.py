@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from inference.environments.base import build
-from inference.environments.reasoning_gym import ReasoningGym, generate
+from inference.environments.reasoning_gym import ReasoningGym, generate, grade
 from schemas.errors import SettingsError
 from tests.episodes import engine, episode, task
 
@@ -76,6 +76,28 @@ def test_a_broken_scorer_is_the_infrastructures_failure(monkeypatch, scorer, wor
     row = asyncio.run(episode(task("reasoning-gym", "leg_counting", score_s=200), engine("<answer>4</answer>")))
     assert (row.status, row.error_kind, row.reward) == ("failed", "verifier", None)
     assert words in (row.error or "")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answers"),
+    [
+        ("prime_factorization", ["I do not know", "", "1/0", "\ud800"]),
+        ("game_of_life", ["{}", "[[1]]", "9" * 400]),
+        ("boxnet", ["-1", "null", "[[1]]"]),
+    ],
+)
+def test_an_answer_over_which_the_scorer_breaks_is_a_wrong_answer(dataset: str, answers: list[str]):
+    assert [grade(dataset, {}, 5, answer) < 0.1 for answer in answers] == [True] * len(answers)
+
+
+def test_a_scorer_that_breaks_over_the_right_answer_too_is_broken(monkeypatch):
+    class Broken:
+        def score_answer(self, answer: str, entry: object) -> float:
+            raise LookupError(f"no reference for {answer}")
+
+    monkeypatch.setattr("inference.environments.reasoning_gym.generate", lambda *_: (Broken(), {"answer": "right"}))
+    with pytest.raises(LookupError, match="for right"):
+        grade("any", {}, 0, "odd")
 
 
 def test_the_package_is_imported_by_its_families_alone():

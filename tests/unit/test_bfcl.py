@@ -86,6 +86,38 @@ def test_any_other_text_earns_0(text):
     assert grade_call(text, FUNCTION, ALLOWED) == 0.0
 
 
+ODD = (
+    *("{[1]: 2}", "{{}: 1}", "{[1], 2}", "9" * 400, f"-{'9' * 400}", f"[{'9' * 400}]", "{'w': " + "9" * 400 + "}"),
+    *("1e999", "-1e999", "1j", "...", "None", "b'x'", "set()", "{1, 2}", "{(1, [2]): 3}", "{**x}", "[*x]", "f'{x}'"),
+    *("lambda: 0", "-'a'", "x[0]", "'a' * 9", "'\\ud800'", "{'x': {'y': [{}]}}", "[[[]]]", "[{}]", "[1, 'a', None]"),
+    *("0x" + "f" * 3000, "[" * 90 + "]" * 90, "-" * 3000 + "1", "not " * 900 + "1", "x" + ".a" * 1500),
+)
+
+
+def test_no_value_of_any_parameter_breaks_the_grader():
+    """One parameter odd and the others right; a parameter of each type that the 400 problems declare."""
+    kinds: dict[tuple[object, ...], tuple[int, str]] = {}
+    for number, problem in enumerate(problems()):
+        for parameter, values in problem["allowed"].items():
+            declared = problem["function"]["parameters"]["properties"][parameter]
+            kinds[declared["type"], declared.get("items", {}).get("type"), type(values[-1])] = number, parameter
+    assert len(kinds) == 18
+    for number, parameter in kinds.values():
+        problem = problems()[number]
+        call = read_call(solution(problem))
+        assert call is not None
+        for odd in ODD:
+            arguments = {p: repr(v) for p, v in call[1].items()} | {parameter: odd}
+            text = f"{call[0]}({', '.join(f'{p}={v}' for p, v in arguments.items())})"
+            assert grade_call(text, problem["function"], problem["allowed"]) == 0.0, text
+
+
+def test_an_integer_for_a_float_is_compared_exactly_whatever_its_size():
+    function = {"name": "f", "parameters": {"properties": {"a": {"type": "float"}}, "required": ["a"]}}
+    calls = ("f(a=5)", "f(a=5.0)", f"f(a={10**400})", "f(a=6)")
+    assert [grade_call(text, function, {"a": [5.0]}) for text in calls] == [1.0, 1.0, 0.0, 0.0]
+
+
 def test_a_parameter_that_is_allowed_no_empty_value_must_be_given():
     function = {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}, "required": []}}
     assert [grade_call(t, function, {"a": [1]}) for t in ("f(a=1)", "f()")] == [1.0, 0.0]
