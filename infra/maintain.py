@@ -85,7 +85,7 @@ class Upkeep:
 
     def _table(self, name: str, cursors: dict[str, int] | None, vacuums: bool) -> None:
         began, rules = time.monotonic(), self._rules
-        merged = compact(self._lake, name, rules.min_files, rules.target_bytes, self._stopped)
+        merged = compact(self._lake, name, rules.min_files, rules.target_bytes, self._now(), self._stopped)
         checkpoint(self._lake, name)
         log_bytes = data_bytes = 0
         if cursors is not None:  # else nobody knows what has still to be read

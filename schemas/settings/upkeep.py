@@ -41,7 +41,7 @@ class Maintenance(Section):
     enabled: bool = True
     every_s: Seconds = 300
     min_files: int = Field(default=32, ge=2)
-    """Small files that a partition may have; with more they are merged."""
+    """Small files that a partition may have while it is written to; with more they are merged."""
     target_bytes: int = Field(default=128 * 1024 * 1024, ge=1024 * 1024)
     """Size of merged files."""
     vacuum_every_s: Seconds = 3600

@@ -55,8 +55,8 @@ def append(lake: Lake, sequence: int, bucket: int = 0, num_rows: int = 1) -> Non
     lake.append("experience", rows, "writer", sequence)
 
 
-def squeeze(lake: Lake, min_files: int = 2) -> int:
-    return compact(lake, "experience", min_files, 16 * MIB, lambda: False)
+def squeeze(lake: Lake, min_files: int = 2, after: timedelta = timedelta()) -> int:
+    return compact(lake, "experience", min_files, 16 * MIB, datetime.now(UTC) + after, lambda: False)
 
 
 def table(lake: Lake, name: str = "experience") -> DeltaTable:
@@ -100,10 +100,22 @@ def test_only_partitions_with_too_many_small_files_are_compacted(lake: Lake) -> 
     assert sorted(files) == [0, 1, 1, 2]
 
 
+def test_a_partition_that_rests_is_merged_however_few_files_it_has(lake: Lake) -> None:
+    for sequence, bucket in enumerate([0, 0, 1], start=1):
+        append(lake, sequence, bucket)
+    assert squeeze(lake, min_files=32, after=timedelta(minutes=59)) == 0
+    assert squeeze(lake, min_files=32, after=timedelta(minutes=61)) == 2
+    assert squeeze(lake, min_files=32, after=timedelta(minutes=180)) == 0
+    append(lake, 4)  # of one that comes late
+    assert squeeze(lake, min_files=32, after=timedelta(minutes=59)) == 0
+    assert squeeze(lake, min_files=32, after=timedelta(minutes=61)) == 2
+    assert table(lake).to_pyarrow_table().num_rows == 4
+
+
 def test_a_table_without_partitions_is_compacted_as_one(lake: Lake) -> None:
     for sequence in range(1, 4):
         lake.append("groups", [row("groups", group_id=f"g{sequence}")], "writer", sequence)
-    assert compact(lake, "groups", 2, 16 * MIB, lambda: False) == 3
+    assert compact(lake, "groups", 2, 16 * MIB, datetime.now(UTC), lambda: False) == 3
     assert sorted(table(lake, "groups").to_pyarrow_table()["group_id"].to_pylist()) == ["g1", "g2", "g3"]
 
 
