@@ -1,8 +1,7 @@
 """Many episodes in flight, each on its own: none waits for another, and each leaves exactly one row."""
 
 import asyncio
-import dataclasses
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -155,18 +154,3 @@ class Rollouts:
             started_at=started_at,
             finished_at=datetime.now(UTC),
         )
-
-
-def distrust(trajectory: Trajectory, versions: Collection[int]) -> Trajectory:
-    """`trajectory`, or a failed one without reward where a version that could not be proven sampled part of it."""
-    bad = sorted({s.version for s in trajectory.weight_version_spans} & set(versions))
-    if not bad:
-        return trajectory
-    return dataclasses.replace(
-        trajectory,
-        status=Status.FAILED,
-        stop_reason=StopReason.ERROR,
-        error_kind=ErrorKind.ENGINE,
-        error=f"partly sampled by weight versions {bad}, which could not be proven",
-        reward=None,
-    )

@@ -11,7 +11,7 @@ from inference.metered import MeteredEngine, RefusingEngine, TokenBudget
 from inference.orders import Orders
 from inference.outbox import Outbox
 from inference.packs import Packer
-from inference.rollouts import Rollouts, distrust
+from inference.rollouts import Rollouts
 from inference.sender import Sender
 from inference.serving import Server, serving_precision
 from inference.tasks import Tasks
@@ -156,6 +156,7 @@ class RolloutService:
         engine = MeteredEngine(loaded, self.usage, self.budget)
         if not served:
             engine = RefusingEngine(loaded, self.usage, self.budget, reason)
+        begun_s = time.monotonic()
         trajectory = await agent.play(
             task,
             index,
@@ -166,7 +167,7 @@ class RolloutService:
             producer=self.telemetry.instance,
             live=live,
         )
-        return distrust(trajectory, self.weights.distrusted)
+        return await self.server.trust.judged(trajectory, begun_s)
 
     def _finished(self, trajectory: Trajectory) -> None:
         self.keeper.finished(trajectory)

@@ -17,6 +17,7 @@ from obstore.exceptions import BaseError
 from prometheus_client import Counter, Gauge
 
 from inference.engines.base import Engine, EngineError, in_time
+from inference.trust import Trust
 from infra.weight_cache import prune
 from schemas.errors import LagoonError, WeightStoreError
 from schemas.messages import Manifest
@@ -52,11 +53,13 @@ class Server:
     Attributes:
         engine: None before the first version is loaded.
         folder: The folder of the version that was proven last.
+        trust: Which episodes with its tokens count.
     """
 
     def __init__(self, store: Store, make_engine: MakeEngine, cache: Path, precision: str) -> None:
         self.engine: Engine | None = None
         self.folder: Path | None = None
+        self.trust = Trust()
         self._store, self._make_engine, self._cache = store, make_engine, cache
         self._tolerance = PROBE_TOLERANCE[precision]
 
@@ -90,12 +93,13 @@ class Server:
         """
         manifest = await asyncio.to_thread(self._store.manifest, version)
         folder = await asyncio.to_thread(self._store.fetch, version, self._cache)
-        if self.engine is None:
-            made = asyncio.to_thread(self._make_engine, folder, version)
-            self.engine = await in_time(made, f"read version {version}")
-        else:
-            await self.engine.load(version, folder)
-        await self._prove(self.engine, manifest)
+        with self.trust.proof(version):
+            if self.engine is None:
+                made = asyncio.to_thread(self._make_engine, folder, version)
+                self.engine = await in_time(made, f"read version {version}")
+            else:
+                await self.engine.load(version, folder)
+            await self._prove(self.engine, manifest)
         self.folder = folder
         return manifest
 
@@ -106,8 +110,9 @@ class Server:
             WeightStoreError, EngineError: as `serve`.
         """
         engine, folder = self.current
-        await engine.load(manifest.version, folder)
-        await self._prove(engine, manifest)
+        with self.trust.proof(manifest.version):
+            await engine.load(manifest.version, folder)
+            await self._prove(engine, manifest)
 
     def keep(self, versions: Iterable[int]) -> None:
         """Remove what was fetched of all other versions, but for what they build on."""

@@ -31,14 +31,12 @@ class WeightFollower:
         latest: Newest version in the store, 0 before there is one.
         manifest: Of the version that is served; None before the first.
         faults: Version -> why it is not served. Versions up to the served one are not listed.
-        distrusted: Versions that were loaded and could not be proven; tokens they sampled are no training material.
     """
 
     def __init__(self, settings: Settings, store: Store, server: Server, retry_s: float = 5.0) -> None:
         self.latest = 0
         self.manifest: Manifest | None = None
         self.faults: dict[int, str] = {}
-        self.distrusted: set[int] = set()
         self._store_error = _NOTHING_PUBLISHED
         self._store, self._server = store, server
         self._max_staleness, self._timeout_s = settings.loop.max_staleness, settings.weights.timeout_s
@@ -150,8 +148,6 @@ class WeightFollower:
             BROKEN.inc()
             self.faults[version] = f"version {version} skipped: {error}"
             self._retry_at[version] = time.monotonic() + self._retry_s
-            if self._server.loaded != before:
-                self.distrusted.add(version)
             if self._server.loaded != before or isinstance(error, EngineError):
                 await self._go_back()
             return False
@@ -172,7 +168,6 @@ class WeightFollower:
     def _accept(self, manifest: Manifest) -> None:
         self._server.keep([self.serving, manifest.version])  # the one before, to go back to
         self.manifest, self._num_revivals = manifest, 0
-        self.distrusted.discard(manifest.version)
         self.faults = {v: reason for v, reason in self.faults.items() if v > manifest.version}
         self._retry_at = {v: at for v, at in self._retry_at.items() if v > manifest.version}
         SERVING.set(manifest.version)

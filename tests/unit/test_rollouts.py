@@ -12,12 +12,12 @@ from inference import agent
 from inference.agent import Live
 from inference.engines.base import EngineError, Generation
 from inference.environments.base import Call, Environment, Message, Score, Tool
-from inference.rollouts import Rollouts, distrust
+from inference.rollouts import Rollouts
 from inference.tokenizer import ChatTokenizer, make_tokenizer
 from inference.tools import Toolbox
 from schemas.messages import Task
 from schemas.names import ErrorKind, Status, StopReason
-from schemas.trajectory import Trajectory, WeightVersionSpan
+from schemas.trajectory import Trajectory
 from tests.rollout_fakes import FakeEngine, episode, task
 
 HERE = "tests.unit.test_rollouts:build"
@@ -268,15 +268,6 @@ def test_an_episode_that_cannot_be_kept_stops_the_service() -> None:
 
     with pytest.raises(OSError, match="no space left"):
         asyncio.run(run())
-
-
-def test_tokens_of_a_version_that_was_never_proven_earn_no_reward() -> None:
-    spans = (WeightVersionSpan(0, 2, 42), WeightVersionSpan(2, 3, 43))
-    mixed = episode(task(), weight_version_spans=spans)
-    assert distrust(mixed, {44}) is mixed
-    failed = distrust(mixed, {43})
-    assert (failed.status, failed.error_kind, failed.reward) == (Status.FAILED, ErrorKind.ENGINE, None)
-    assert failed.token_ids == mixed.token_ids
 
 
 def test_episodes_that_nobody_could_train_on_any_more_are_stopped_with_their_row(
