@@ -138,7 +138,7 @@ class _Episode:
             calls = environment.parse(text)
             results = await self.toolbox.run(environment, calls, self.limits.tool_timeout_s)
             fits = self._observe(environment, results)
-            self._end_turn(generation, results, environment.turn_reward(text, results), begun_s)
+            self._end_turn(generation, results, float(environment.turn_reward(text, results)), begun_s)
             if not calls:
                 return await self._answer(environment, text)
             if not fits:
@@ -274,7 +274,8 @@ class _Episode:
         score = await within(environment.score_timeout_s or self.limits.tool_timeout_s, environment.score(text))
         if not math.isfinite(score.reward):
             raise ContractError(f"the verifier gave a reward of {score.reward}")
-        return Ending(Status.COMPLETED, StopReason.ANSWER, score.reward, score.parts)
+        parts = tuple(Reward(part.name, float(part.value)) for part in score.parts)
+        return Ending(Status.COMPLETED, StopReason.ANSWER, float(score.reward), parts)
 
     def _end_turn(self, generation: Generation, results: tuple[Result, ...], reward: float, begun_s: float) -> None:
         latency_s = time.perf_counter() - begun_s

@@ -1,14 +1,18 @@
-"""Text that UTF-8 cannot hold, from whoever says it: episodes end as they would, and their rows can be kept.
+"""Odd text and numbers, from whoever says them: episodes end as they would, and their rows can be kept.
 
-JSON may escape half of a surrogate pair, so a policy, a tool, a program or a server can say one.
+Text is odd that UTF-8 cannot hold: JSON may escape half of a surrogate pair, so a policy, a tool, a program or a server
+can say one.
 """
 
 import asyncio
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -38,7 +42,11 @@ class Forge(Environment):
     async def score(self, answer: str) -> Score:
         if "verifier" in self.options:
             raise ValueError(ODD)
-        return Score(1.0, (Reward(self.options.get("part", "all"), 1.0),))
+        number = self.options.get("number", 1.0)
+        return Score(number, (Reward(self.options.get("part", "all"), number),))
+
+    def turn_reward(self, action: str, results: Sequence[Result]) -> float:
+        return self.options.get("number", 0.0)
 
     async def _say(self, arguments: dict[str, Any]) -> str:
         return arguments["text"]
@@ -132,6 +140,18 @@ def test_odd_prompts_observations_and_parts_are_read_and_kept() -> None:
 def test_odd_errors_of_verifiers_and_engines_are_kept() -> None:
     assert _play("42", verifier="breaks").error == f"ValueError: {SEEN}"
     assert _play(OSError(ODD)).error == f"OSError: {SEEN}"
+
+
+@pytest.mark.parametrize("number", [True, np.bool_(True), np.float16(1), Fraction(1), Decimal(1)], ids=repr)
+def test_rewards_may_be_numbers_of_any_kind(number: Any) -> None:
+    row = _play("42", number=number)
+    assert (row.status, row.reward, row.rewards[0].value, row.turns[0].reward) == ("completed", 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("number", [None, "x", 10**400], ids=["None", "x", "huge"])
+def test_a_reward_that_is_no_number_is_the_environments_failure(number: Any) -> None:
+    row = _play("42", number=number)
+    assert (row.status, row.error_kind, row.reward) == ("failed", "environment", None)
 
 
 def test_an_odd_program_is_answered_and_its_error_kept() -> None:
