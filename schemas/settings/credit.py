@@ -21,7 +21,7 @@ class Credit(Section):
     lam: Ratio = 0.95
     """GAE's lambda, over turns."""
     process_weight: float = Field(default=0.1, ge=0)
-    """Weight of the turns' own rewards in the first step, on the outcome's scale; 0: they are not read."""
+    """Weight of the turns' own rewards in the first step, on the outcome's scale; 0: they do not count."""
     process_anneal_steps: Positive = 200
     """Steps in which that weight falls to 0, linearly."""
     value_learning_rate: float = Field(default=1e-3, gt=0)
