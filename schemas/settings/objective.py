@@ -23,12 +23,12 @@ class Objective(Section):
     """What bounds the ratio that multiplies the gradient of ppo (proximal / behavior) and reinforce."""
     ratio_cap: float = Field(default=2.0, gt=1)
     sequence_band: tuple[float, float] | None = None
-    """Trajectories whose geometric mean ratio is outside have no policy gradient; KL still counts. Usual: 0.99 to 1.01."""
+    """Trajectories whose geometric mean ratio is outside count in the KL alone. Usual: 0.99 to 1.01."""
     negative_shift: float | None = Field(default=None, gt=0)
     """Failures that the policy has left by more than this, in mean log ratio, are not pushed further. Usual: 1e-4."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     mask_truncated: bool = False
-    """Trajectories that were cut off for their length are not learned from, nor does their KL count (DAPO's filter)."""
+    """Trajectories that were cut off for their length are not learned from, in the KL neither (DAPO's filter)."""
     kl: float = Field(default=0.1, ge=0)
     """Coefficient of the KL to the starting policy; 0 loads no reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"

@@ -213,10 +213,10 @@ def test_rows_outside_the_band_teach_nothing() -> None:
 
 
 def test_rows_outside_the_band_are_still_held_to_the_starting_policy() -> None:
-    # A ratio of 2 to behavior and to the reference, k1: log 2 a token, times the coefficient 0.1
+    # a ratio of 2 to behavior and reference alike; k2 is (log 2)^2 / 2, times the coefficient 0.1
     found = tokens([1.0, 2.0], [1.0, 1.0], [0, 1], ref_logprobs=torch.full((2,), BEHAVIOR))
-    options = {"name": "reinforce", "sequence_band": [0.9, 1.1], "kl": 0.1, "kl_estimator": "k1"}
-    assert terms(found, **options).loss[1].item() == pytest.approx(0.1 * math.log(2))
+    made = terms(found, name="reinforce", sequence_band=[0.9, 1.1], kl=0.1, kl_estimator="k2")
+    assert made.loss[1].item() == pytest.approx(0.1 * math.log(2) ** 2 / 2)
 
 
 def test_a_failure_that_the_policy_has_left_is_not_pushed_further() -> None:
