@@ -66,7 +66,7 @@ class Fleet:
             AssertionError: none was killed; what ended did so for a reason of its own.
             DeadlineError: the others live on.
         """
-        if not waited(lambda: any(p.poll() == -signal.SIGKILL for p in self.processes), 1.0):
+        if not waited(lambda: any(p.poll() == -signal.SIGKILL for p in self.processes), END_S):
             codes = [p.poll() for p in self.processes]
             raise AssertionError(f"{self._command} ended by itself, with {codes}; log: {self._log}")
         if not waited(lambda: all(p.poll() is not None for p in self.processes), END_S):

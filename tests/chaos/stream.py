@@ -16,7 +16,7 @@ from tests.chaos.processes import Fleet, wait
 from tests.chaos.table import Row
 
 RECOVERY_S = 120.0
-STRIKE_S = 60.0
+STRIKE_S = 240.0
 SETTLE_S = 300.0
 
 

@@ -31,7 +31,7 @@ def curated(kafka: Kafka, folder: Path, fault: str) -> Verdict:
     try:
         stream.producer.live()
         stream.curate.live()
-        wait(lambda: stream.made() >= ENOUGH, 60, f"{ENOUGH} trajectories")
+        wait(lambda: stream.made() >= ENOUGH, 120, f"{ENOUGH} trajectories")
         return stream.settle()
     finally:
         stream.close()

@@ -84,8 +84,7 @@ class Loop:
     def kill(self, victim: str) -> None:
         """Kill -9 `victim` at a random moment, and wait until it does its own work again."""
         time.sleep(random.uniform(0, 2))
-        pid = self._state(victim).pid
-        os.kill(pid, signal.SIGKILL)
+        pid = self._strike(victim)
         died_at = time.monotonic()
         is_back = self._back(victim, pid)
         self._wait(is_back, RECOVERY_S, f"{victim} to go on after a kill")
@@ -97,7 +96,7 @@ class Loop:
         learner = self.settings.learner.model_copy(update={"num_train_steps": self.steps() + LAST_STEPS})
         self.settings = self.settings.model_copy(update={"learner": learner})
         self.settings.save(self._saved.resolve())
-        os.kill(self._state("learner").pid, signal.SIGKILL)
+        self._strike("learner")
         self.rows["learner"].kills += 1
         if code := self._demo.wait(END_S):
             raise AssertionError(f"the demo ended with {code}: {self.tail()}")
@@ -130,6 +129,18 @@ class Loop:
     def tail(self) -> str:
         """The end of the demo's output."""
         return self.log.read_text(errors="replace")[-2000:]
+
+    def _strike(self, victim: str) -> int:
+        """Kill -9 the process of `victim` once it has one (0 would be our own process group); returns its pid."""
+        pids: list[int] = []
+
+        def runs() -> bool:
+            pids.append(self._state(victim).pid)
+            return pids[-1] > 0
+
+        self._wait(runs, RECOVERY_S, f"{victim} to run")
+        os.kill(pids[-1], signal.SIGKILL)
+        return pids[-1]
 
     def _back(self, victim: str, dead: int) -> Callable[[], bool]:
         """Whether `victim` works again: its successor answers, and then more of what it makes appears."""
