@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -79,8 +79,7 @@ def test_a_turn_ends_with_its_stop_token_or_at_its_limit(server: Running) -> Non
 def test_spans_across_a_swap_in_mid_turn_say_exactly_which_weights_sampled_each_token(server: Running) -> None:
     async def run(engine: VllmEngine) -> None:
         prompts = [prompt(i, 20 + i) for i in range(8)]
-        turns = [asyncio.create_task(say(engine, ids, 400, seed=i)) for i, ids in enumerate(prompts)]
-        await asyncio.sleep(0.5)
+        turns = await _begun(server, *(say(engine, ids, 400, seed=i) for i, ids in enumerate(prompts)))
         await engine.load(2, server.policies.folders[2])
         said = await asyncio.gather(*turns)
         crossed = [(ids, g) for ids, g in zip(prompts, said, strict=True) if len(g.spans) == 2]
@@ -103,8 +102,7 @@ def test_a_swap_leaves_nothing_of_the_old_weights_in_the_prefix_cache(server: Ru
         ids = prompt(3, 200)
         await say(engine, ids, 20, temperature=0.0)
         assert await _cached(server, say(engine, ids, 20, temperature=0.0)) > 150  # within a version it is reused
-        turn = asyncio.create_task(say(engine, prompt(4), 400))  # in flight: its blocks are held during the swap
-        await asyncio.sleep(0.2)
+        (turn,) = await _begun(server, say(engine, prompt(4), 400))  # in flight: its blocks are held during the swap
         await engine.load(2, server.policies.folders[2])
         answer = say(engine, ids, 20)
         assert await _cached(server, answer) == 0
@@ -130,8 +128,7 @@ def test_every_swap_of_several_gives_what_a_fresh_load_gives(server: Running) ->
 
 def test_of_64_requests_during_a_swap_all_are_answered(server: Running) -> None:
     async def run(engine: VllmEngine) -> None:
-        before = [asyncio.create_task(say(engine, prompt(i), 60, seed=i)) for i in range(16)]
-        await asyncio.sleep(0.1)
+        before = await _begun(server, *(say(engine, prompt(i), 60, seed=i) for i in range(16)))
         swap = asyncio.create_task(engine.load(2, server.policies.folders[2]))
         during: list[asyncio.Task[Generation]] = []
         while len(during) < 64:
@@ -152,8 +149,7 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones_and_the_requests_in_fl
 ) -> None:
     async def run(engine: VllmEngine) -> None:
         ids = prompt(5)
-        turn = asyncio.create_task(say(engine, ids, 300))
-        await asyncio.sleep(0.2)
+        (turn,) = await _begun(server, say(engine, ids, 300))
         with pytest.raises(EngineError, match="collective_rpc"):
             await engine.load(2, tmp_path)
         assert (engine.weight_version, engine.fault) == (1, "")
@@ -229,8 +225,7 @@ def test_a_server_sleeps_between_episodes_while_the_learner_has_the_card_and_wak
 
 def test_a_cancelled_request_is_aborted_in_the_server(server: Running) -> None:
     async def run(engine: VllmEngine) -> None:
-        turn = asyncio.create_task(say(engine, prompt(7), 430))
-        await asyncio.sleep(0.1)
+        (turn,) = await _begun(server, say(engine, prompt(7), 430))
         turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)
         async with asyncio.timeout(30):
@@ -274,6 +269,17 @@ def _logits(model, ids: list[int]):  # type: ignore[no-untyped-def]
     positions = torch.arange(len(ids)).unsqueeze(0)
     hidden = model.forward(torch.tensor([ids]), positions, model.cache(1, len(ids)), slice(0, 1))
     return model.logits(hidden[0])
+
+
+async def _begun(server: Running, *turns: Coroutine[Any, Any, Generation]) -> list[asyncio.Task[Generation]]:
+    """Tasks of `turns`, once the server has sampled a token for one of them."""
+    name = "vllm:generation_tokens_total"
+    before = await _metric(server, name)
+    tasks = [asyncio.create_task(turn) for turn in turns]
+    async with asyncio.timeout(60):
+        while await _metric(server, name) == before:
+            await asyncio.sleep(0.005)
+    return tasks
 
 
 async def _metric(server: Running, name: str) -> float:

@@ -14,9 +14,11 @@ from tests.vllm_server import needs_vllm
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, needs_vllm, pytest.mark.timeout(1200)]
 
+STEPS = 5
 SHORT = (
     "--rollout.engine=vllm",
-    "--learner.num_train_steps=4",
+    f"--learner.num_train_steps={STEPS}",
+    "--loop.max_staleness=1",  # so that steps 3 and 5 wait for samples of versions after 1 and after 3
     "--learner.sync_interval_start=1",
     "--learner.sync_interval=1",
     "--loop.batch_size=32",
@@ -36,7 +38,7 @@ def test_the_loop_on_vllm_swaps_in_flight_proves_every_load_and_balances(tmp_pat
         take_down(str(data_dir), lambda _: None)
     summary = json.loads((data_dir / "current" / "summary.json").read_text())
     assert all(row["balanced"] for row in (*summary["conservation"].values(), summary["work"]))
-    assert summary["train_steps"] == 4
+    assert summary["train_steps"] == STEPS
     assert summary["staleness"]["max"] <= summary["staleness"]["bound"]
     settings = load([data_dir / "current" / "settings.json"])
     served = proven_by(settings.run.folder / "cache" / "rollout-0" / "proofs.jsonl")
