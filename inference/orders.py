@@ -1,21 +1,20 @@
 """What the control topic tells a rollout service: to pause, and which weight version to wait for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Protocol
 
-from infra.control import refused
-from infra.kafka import Follower
+from infra.control import directives, refused
 from schemas.errors import BrokerError
 from schemas.messages import Directive
 from schemas.settings import Kafka
-from schemas.topics import CONTROL
 
 
 class Directives(Protocol):
     """A source of directives: `infra.kafka.Follower`."""
 
-    def poll(self) -> list[Directive]: ...
+    def poll(self) -> Iterable[Directive]: ...
     def close(self) -> None: ...
 
 
@@ -39,7 +38,7 @@ class Orders:
     @classmethod
     def of(cls, kafka: Kafka, client_id: str) -> "Orders":
         """The orders on the control topic of `kafka`."""
-        return cls(lambda: Follower(kafka, CONTROL.name, Directive, client_id))
+        return cls(lambda: directives(kafka, client_id))
 
     @property
     def pause(self) -> bool:
@@ -47,19 +46,17 @@ class Orders:
         return self._pause is not None and self._pause.pauses(self._now())
 
     def poll(self, newest_version: int = 0, max_staleness: int = 0) -> None:
-        """Take in what is new. Without an answer from Kafka the old orders stand, and all are read again later.
+        """Take in what is new. Without an answer from Kafka the orders so far stand, and later ones are read later.
 
         A directive that demands a version far beyond `newest_version` is refused.
         """
-        try:
+        with suppress(BrokerError):
             self._source = self._source or self._connect()
             for directive in self._source.poll():
                 if directive.target in ("rollout", "all") and not refused(
                     directive, directive.refusal(newest_version, max_staleness, self._now())
                 ):
                     self._obey(directive)
-        except BrokerError:
-            self.close()
 
     def close(self) -> None:
         """Let go of the topic."""

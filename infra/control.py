@@ -1,4 +1,4 @@
-"""Directives on the `control` topic: sending one, and what becomes of one that is not obeyed."""
+"""Directives on the `control` topic: sending one, hearing them, and what becomes of one that is not obeyed."""
 
 import logging
 from datetime import UTC, datetime
@@ -6,7 +6,7 @@ from typing import Any
 
 from prometheus_client import Counter
 
-from infra.kafka import Producer
+from infra.kafka import Follower, Producer
 from schemas.ids import trajectory_id
 from schemas.messages import Directive
 from schemas.settings import Kafka
@@ -15,6 +15,11 @@ from schemas.topics import CONTROL
 log = logging.getLogger("lagoon.control")
 
 REFUSED = Counter("lagoon_refused_directives", "Directives that whoever they are for does not obey", ["target"])
+
+
+def directives(kafka: Kafka, client_id: str) -> Follower[Directive]:
+    """All directives on the topic and those to come, but for `clock`: that is no order, and two a second for a week."""
+    return Follower(kafka, CONTROL.name, Directive, client_id, without="clock")
 
 
 def refused(directive: Directive, reason: str | None) -> bool:

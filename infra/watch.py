@@ -3,6 +3,7 @@
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import partial
 
 from infra.kafka import Follower
 from schemas import topics
@@ -60,14 +61,17 @@ class LoopState:
 class Watch:
     """Follows a run's small topics and keeps a LoopState."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Start at the beginning of each topic: figures are absolute, so nothing is counted twice."""
-        follow = lambda topic, type_: Follower(settings.kafka, topic.name, type_, "watch")  # noqa: E731
+    def __init__(self, settings: Settings, with_usage: bool = True) -> None:
+        """Start at the beginning of each topic: figures are absolute, so nothing is counted twice.
+
+        Without usage there are no `episodes`, `tokens`, `failed` and `busy_s`, which are sums over all of a long topic.
+        """
+        follow = partial(Follower, settings.kafka, client_id="watch")
         self.state = LoopState()
-        self._weights = follow(topics.WEIGHTS, WeightSummary)
-        self._evals = follow(topics.EVALS, EvalResult)
-        self._usage = follow(topics.USAGE, UsageInterval)
-        self._buffer = follow(topics.BUFFER, BufferMessage)
+        self._weights = follow(topics.WEIGHTS.name, WeightSummary)
+        self._evals = follow(topics.EVALS.name, EvalResult)
+        self._usage = follow(topics.USAGE.name, UsageInterval) if with_usage else None
+        self._buffer = follow(topics.BUFFER.name, BufferMessage, newest=True)
         self._reports: dict[str, BufferReport] = {}
         self._intervals: set[str] = set()  # an interval may be sent twice
 
@@ -83,7 +87,7 @@ class Watch:
                 self._reports[report.shard] = report
             elif isinstance(report, LearnerReport):
                 state.train_step, state.available = report.train_step, report.num_available
-        for interval in self._usage.poll():
+        for interval in self._usage.poll() if self._usage else ():
             if interval.interval_id in self._intervals:
                 continue
             self._intervals.add(interval.interval_id)
@@ -102,5 +106,5 @@ class Watch:
 
     def close(self) -> None:
         """Let go of the broker."""
-        for follower in (self._weights, self._evals, self._usage, self._buffer):
+        for follower in filter(None, (self._weights, self._evals, self._usage, self._buffer)):
             follower.close()

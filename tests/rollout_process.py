@@ -195,7 +195,7 @@ def members(kafka: Kafka) -> Counter[str]:
 def usage(kafka: Kafka) -> list[UsageInterval]:
     follower = Follower(kafka, USAGE.name, UsageInterval, "test")
     try:
-        return follower.poll()
+        return list(follower.poll())
     finally:
         follower.close()
 

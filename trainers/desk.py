@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from infra.control import directives
 from infra.failpoints import hit
-from infra.kafka import Follower, Producer, cluster_id
+from infra.kafka import Producer, cluster_id
 from infra.lake import Lake
 from infra.lease import Lease
 from infra.telemetry import Stop, Telemetry, logger
 from infra.tracking import Tracking
 from infra.turns import Own, device_turn
 from infra.weights import WeightStore
-from schemas.messages import Directive, Probe
+from schemas.messages import Probe
 from schemas.settings import Settings
-from schemas.topics import CONTROL
 from trainers.batches import Tokens, num_action_tokens
 from trainers.checkpoint import Checkpoint, Checkpoints, Incarnation, State
 from trainers.credit import ProcessScale, Turns, process_weight
@@ -67,7 +67,7 @@ class Desk:
         self._lake = Lake.of(settings)
         self._lake.ensure()
         self._producer = Producer(settings.kafka, telemetry.instance)
-        self._control = Follower(settings.kafka, CONTROL.name, Directive, telemetry.instance)
+        self._control = directives(settings.kafka, telemetry.instance)
         self._directives = Directives(self._control)
         turn = device_turn(settings)
         self._turn = turn or Own()

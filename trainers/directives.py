@@ -1,6 +1,6 @@
 """Directives from the `control` topic, as far as the learner obeys them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ def obey(orders: Orders, directive: Directive) -> Orders:
 class Source(Protocol):
     """The one method of `infra.kafka.Follower` that directives need."""
 
-    def poll(self) -> list[Directive]: ...
+    def poll(self) -> Iterable[Directive]: ...
 
 
 class Directives:

@@ -52,7 +52,7 @@ def _figures(state: LoopState) -> str:
 
 def _look(settings: Settings, limit_s: float = 3) -> LoopState:
     """The loop's figures, once two polls in a row agree or the limit is reached."""
-    watch = Watch(settings)
+    watch = Watch(settings, with_usage=False)
     try:
         before, deadline = "", time.monotonic() + limit_s
         while time.monotonic() < deadline:

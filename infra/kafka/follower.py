@@ -1,6 +1,7 @@
-"""Follow a small single-partition topic, decoded: control, weights, buffer."""
+"""Follow a single-partition topic, decoded: control, weights, buffer."""
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Generic
 
@@ -22,34 +23,53 @@ _BATCH = 1000
 class Follower(Generic[M]):
     """The messages of `topic` in order, each once; never part of a consumer group.
 
-    From the beginning, the first `poll` returns all that the topic held when the follower was made; later ones
-    return what is new, without waiting. Otherwise only what was written after the follower was made.
+    From the beginning, the first `poll` gives all that the topic held when the follower was made; later ones give
+    what is new, without waiting. Otherwise only what was written after the follower was made.
     """
 
-    def __init__(self, kafka: Kafka, topic: str, type_: type[M], client_id: str, from_beginning: bool = True) -> None:
+    def __init__(
+        self,
+        kafka: Kafka,
+        topic: str,
+        type_: type[M],
+        client_id: str,
+        *,
+        from_beginning: bool = True,
+        without: str | None = None,
+        newest: bool = False,
+    ) -> None:
+        """Messages with the key `without` are passed over, undecoded.
+
+        With `newest`, so are those that another one with the same key was read together with, and superseded.
+        """
         self._kafka, self._type = kafka, type_
         self._topic = kafka.topic(topic)
+        self._without, self._newest = {without.encode()} if without else set[bytes](), newest
         self._consumer = consumer(kafka, client_id, **{"enable.partition.eof": True})
         start, self._end = self._bounds()
         self._next = start if from_beginning else self._end
         self._consumer.assign([TopicPartition(self._topic, 0, self._next)])
 
-    def poll(self) -> list[M]:
-        """New messages, in order; undecodable ones are logged and counted.
+    def poll(self) -> Iterator[M]:
+        """New messages, in order, each as it is read: a topic is as long as its retention lets it grow.
+
+        Undecodable ones are logged and counted.
 
         Raises:
-            BrokerError: the broker refuses, or the first read did not end within `kafka.timeout_s`.
+            BrokerError: the broker refuses, or during the first read nothing came for `kafka.timeout_s`; the next
+                `poll` goes on behind what was given before.
         """
-        deadline = time.monotonic() + self._kafka.timeout_s
-        messages = self._read(0)
+        yield from self._read(0)
+        heard, before = time.monotonic(), self._next
         while self._next < self._end:
-            if time.monotonic() >= deadline:
+            yield from self._read(0.1)
+            if self._next > before:
+                heard, before = time.monotonic(), self._next
+            elif time.monotonic() - heard >= self._kafka.timeout_s:
                 raise BrokerError(
-                    f"{self._topic} was read to offset {self._next} of {self._end} in {self._kafka.timeout_s:g} s; "
-                    f"Kafka at {self._kafka.brokers} is away or slow"
+                    f"{self._topic} was read to offset {self._next} of {self._end}, then nothing came for "
+                    f"{self._kafka.timeout_s:g} s; Kafka at {self._kafka.brokers} is away or slow"
                 )
-            messages += self._read(0.1)
-        return messages
 
     def close(self) -> None:
         """Leave the broker."""
@@ -72,16 +92,18 @@ class Follower(Generic[M]):
                 return topics[self._topic].error or error
         return error
 
-    def _read(self, timeout_s: float) -> list[M]:
-        found = []
-        for message in self._consumer.consume(_BATCH, timeout_s):
+    def _read(self, timeout_s: float) -> Iterator[M]:
+        messages = self._consumer.consume(_BATCH, timeout_s)
+        last = {m.key(): m for m in messages if m.error() is None} if self._newest else {}
+        for message in messages:
             if (error := message.error()) is not None:
                 self._handle(error, message)
                 continue
             self._next = (message.offset() or 0) + 1
-            decoded = self._decode(message)
-            found += [] if decoded is None else [decoded]
-        return found
+            key = message.key()
+            if key not in self._without and last.get(key, message) is message:
+                decoded = self._decode(message)
+                yield from () if decoded is None else (decoded,)
 
     def _decode(self, message: Message) -> M | None:
         body = message.value()

@@ -74,7 +74,7 @@ def test_an_evaluator_that_hangs_slows_neither_dispatch_nor_learner(tmp_path: Pa
         check_each_row_was_trained_once(settings, STEPS)
         assert WeightStore.of(settings).versions() == list(range(1, VERSIONS + 1))
         follower = Follower(kafka, EVALS.name, EvalResult, "test")
-        results = follower.poll()
+        results = list(follower.poll())
         assert results == []
         evaluator.send_signal(signal.SIGCONT)
         until(lambda: len(results.extend(follower.poll()) or results) == 4, "results")

@@ -185,7 +185,7 @@ def test_what_the_sink_took_is_delivered_when_the_epoch_ends(kafka: Kafka) -> No
     kafka_output("out", messages, KafkaSink(kafka, "weights", "test"))
     run_main(flow)
     follower = Follower(kafka, "weights", WeightSummary, "test")
-    assert follower.poll() == [WEIGHT, WEIGHT]
+    assert list(follower.poll()) == [WEIGHT, WEIGHT]
     follower.close()
 
 

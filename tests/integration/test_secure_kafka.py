@@ -175,7 +175,7 @@ def read(kafka: Kafka, topic: str, client_id: str) -> BrokerError | None:
     except BrokerError as error:
         return error
     try:
-        assert follower.poll()
+        assert list(follower.poll())
     except BrokerError as error:
         return error
     finally:

@@ -1,5 +1,6 @@
 """What the learner obeys, and what its watchdog says."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from schemas.errors import BrokerError
@@ -32,13 +33,11 @@ def test_directives_for_others_and_the_clock_change_nothing() -> None:
 
 def test_orders_stand_while_kafka_is_away() -> None:
     class Control:
-        answers: list[list[Directive] | BrokerError] = [[directive("a", pause=True)], BrokerError("away"), []]  # noqa: RUF012
+        answers = iter([directive("a", pause=True)])
 
-        def poll(self) -> list[Directive]:
-            answer = self.answers.pop(0)
-            if isinstance(answer, BrokerError):
-                raise answer
-            return answer
+        def poll(self) -> Iterator[Directive]:
+            yield from self.answers
+            raise BrokerError("away")
 
     directives = Directives(Control(), lambda: NOW)
     assert [directives.poll().directive_id for _ in range(3)] == ["a", "a", "a"]

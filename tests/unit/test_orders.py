@@ -1,5 +1,6 @@
 """What the control topic tells a rollout service."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 
 from inference.orders import Orders
@@ -9,16 +10,16 @@ from tests.rollout_fakes import NOW
 
 
 class Control:
-    """A control topic: each poll gives the next list, or raises the next error."""
+    """A control topic: each poll gives the next list, up to an error in it."""
 
-    def __init__(self, *answers: list[Directive] | BrokerError) -> None:
+    def __init__(self, *answers: list[Directive | BrokerError]) -> None:
         self._answers = list(answers)
 
-    def poll(self) -> list[Directive]:
-        answer = self._answers.pop(0) if self._answers else []
-        if isinstance(answer, BrokerError):
-            raise answer
-        return answer
+    def poll(self) -> Iterator[Directive]:
+        for heard in self._answers.pop(0) if self._answers else []:
+            if isinstance(heard, BrokerError):
+                raise heard
+            yield heard
 
     def close(self) -> None:
         """Nothing to leave."""
@@ -52,17 +53,14 @@ def test_directives_to_others_change_nothing() -> None:
     assert (orders.pause, orders.directive_id) == (False, "")
 
 
-def test_orders_stand_while_kafka_is_away_and_are_read_anew_afterwards() -> None:
-    lives = [
-        Control([_directive(1, "rollout", pause=True)], BrokerError("no answer")),
-        Control([_directive(1, "rollout", pause=True), _directive(2, "rollout", pause=False)]),
-    ]
-    orders = Orders(lambda: lives.pop(0), lambda: NOW)
+def test_orders_heard_before_kafka_went_away_stand_and_are_read_on_from_there() -> None:
+    answers = [_directive(1, "rollout", pause=True), BrokerError("no answer")], [_directive(2, "rollout", pause=False)]
+    lives = [Control(*answers)]
+    orders = Orders(lives.pop, lambda: NOW)
     orders.poll()
+    assert (orders.pause, orders.directive_id) == (True, "d1")
     orders.poll()
-    assert orders.pause
-    orders.poll()
-    assert not orders.pause
+    assert (orders.pause, orders.directive_id) == (False, "d2")
 
 
 def test_a_broker_that_cannot_be_reached_at_the_start_is_tried_again() -> None:
