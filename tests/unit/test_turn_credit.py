@@ -90,6 +90,16 @@ def test_a_turns_reward_is_its_own_in_whatever_order_rows_are_drawn() -> None:
     assert Turns.of(turned, Tokens.of(turned)).rewards.tolist() == [1.0, 0.25, 0.5]
 
 
+def test_a_reward_of_a_row_without_a_prompt_goes_to_no_other_row() -> None:
+    # the first token of a row has no logprob: in b the turn begins with the second, in c none is left of it
+    bare = {"token_ids": [1, 2, 3], "behavior_logprobs": [0.0] * 3}
+    b = Sample("b", action_mask=[True, True, False], turns=[(0, 2, 0.5)], **bare)
+    c = Sample("c", action_mask=[True, False, False], turns=[(0, 1, 0.75)], **bare)
+    rows, tokens = rows_of(sample("a", 1.0, 0.25), b, c)
+    turns = Turns.of(rows, tokens)
+    assert (turns.owners.tolist(), turns.rewards.tolist()) == ([0, 1], [0.25, 0.5])
+
+
 def test_without_process_rewards_a_group_credits_all_turns_of_a_row_alike() -> None:
     # (1 - 0.5) / (0.5 + 1e-4); without the deviation (Dr. GRPO) 0.5
     evidence = evidence_of(sample("a", 1.0, 1.0, 0.0), sample("b", 0.0, 0.0))

@@ -42,7 +42,8 @@ class Turns:
         bounds = np.searchsorted(owners, np.arange(len(tokens.lengths) + 1))
         earned = np.zeros(len(starts))
         turn = np.searchsorted(starts, places, side="right") - 1
-        mine = (turn >= 0) & (tokens.offsets[owners[turn]] <= places) if len(starts) else turn >= 0
+        row = np.searchsorted(tokens.offsets, places, side="right") - 1
+        mine = (turn >= 0) & (owners[turn] == row) if len(starts) else turn >= 0
         np.add.at(earned, turn[mine], rewards[mine])
         return cls(starts, owners, bounds, earned)
 
@@ -92,7 +93,8 @@ def _recorded(rows: pa.Table, tokens: Tokens) -> tuple[Ints, Floats]:
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     cells = column.flatten()
     begins = np.repeat(tokens.offsets[:-1], counts)
-    places = begins + cells.field("action_start").to_numpy(zero_copy_only=False)
+    starts = cells.field("action_start").to_numpy(zero_copy_only=False)
+    places = begins + np.maximum(starts, 1)  # the first token of a row has no logprob, and is trained on by none
     inside = places < np.repeat(tokens.offsets[1:], counts)
     rewards = pc.fill_null(cells.field("reward"), 0).to_numpy(zero_copy_only=False).astype(np.float64)
     return places[inside].astype(np.int64), rewards[inside]
