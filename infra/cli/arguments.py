@@ -37,26 +37,27 @@ def parse(made: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[argparse.
 
 
 def settings_of(files: Sequence[str], overrides: Sequence[str], must_exist: bool = True) -> Settings:
-    """The settings that a command line means.
+    """The settings that a command line means; a saved run's are of the data folder in which they are found.
 
     Raises:
         SettingsError: they are wrong, or there is no run that they could come from and `must_exist`.
     """
     if files:
         return load(files, overrides)
-    saved = _saved(overrides)
+    saved, place = _saved(overrides)
     if saved.exists():
-        return load([saved], overrides)
+        return load([saved], [*overrides, *place])
     if must_exist:
         raise SettingsError(f"no settings at {saved}; run `lagoon up` first, or name a file with --config")
     return load([], overrides)
 
 
-def _saved(overrides: Sequence[str]) -> Path:
+def _saved(overrides: Sequence[str]) -> tuple[Path, list[str]]:
+    """Where the settings of the run lie, and the data folder that this is; they may have been saved in another one."""
     which = [o for o in overrides if o.startswith(("--run.name=", "--run.data_dir="))]
     run = load([], which).run
-    if any(o.startswith("--run.name=") for o in which):
-        return run.folder / "settings.json"
     if not which and os.environ.get(ENVIRONMENT_FILE):
-        return Path(os.environ[ENVIRONMENT_FILE])
-    return Path(run.data_dir) / "current" / "settings.json"
+        return Path(os.environ[ENVIRONMENT_FILE]), []
+    data_dir = Path(run.data_dir).absolute()
+    folder = run.folder if any(o.startswith("--run.name=") for o in which) else data_dir / "current"
+    return folder / "settings.json", [f"--run.data_dir={data_dir}"]

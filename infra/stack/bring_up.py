@@ -101,7 +101,7 @@ def prepare_run(settings: Settings, supervisor: Supervisor, report: Report, with
         policy = settings.policy.model_copy(update={"path": str(prepare_policy(settings, report))})
         settings = settings.model_copy(update={"policy": policy})
     settings.save(settings.run.folder / "settings.json")
-    _point(_current(settings), settings.run.folder)
+    point(_current(settings), settings.run.folder)
     return settings
 
 
@@ -172,9 +172,9 @@ def _current(settings: Settings) -> Path:
     return Path(settings.run.data_dir) / "current"
 
 
-def _point(link: Path, target: Path) -> None:
-    """Make the symbolic link `link` point at `target`, in one step."""
+def point(link: Path, target: Path) -> None:
+    """Make the symbolic link `link` point at `target`, which lies beside or below it, in one step."""
     temporary = link.with_suffix(".tmp")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
+    temporary.symlink_to(target.relative_to(link.parent))
     temporary.replace(link)

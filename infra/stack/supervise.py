@@ -4,15 +4,16 @@ It runs in a session of its own, outlives the command that started it, and is as
 Each program is a file in `<data_dir>/stack/programs`; a changed file means that the program is restarted.
 """
 
+import hashlib
 import http.client
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import xmlrpc.client
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ PROGRAM_MARK = "LAGOON_PROGRAM"
 _UP = ("running", "starting", "backoff")
 
 MAX_SOCKET_PATH = 100  # the kernel's limit is 107 bytes; supervisord appends its pid while it binds
+
+TEMPORARY = Path("/tmp")  # noqa: S108 - not $TMPDIR, which differs between the commands of one stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,7 @@ class Supervisor:
         if self.is_running():
             return
         self._end_orphans()
+        Path(self.socket_path()).parent.mkdir(0o700, parents=True, exist_ok=True)
         _write(self.folder / "supervisord.conf", supervisord.main(self.folder, self.socket_path()))
         command = [sys.executable, "-m", "supervisor.supervisord", "-c", str(self.folder / "supervisord.conf")]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=self.folder)
@@ -162,7 +166,8 @@ class Supervisor:
         """End processes of this stack that no supervisor looks after: they hold its ports."""
         for send in (signal.SIGTERM, signal.SIGKILL):
             for pid in marked(str(self.data_dir)):
-                os.kill(pid, send)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, send)
             try:
                 self._wait(lambda: not marked(str(self.data_dir)), 20, "processes left by a killed supervisor to end")
             except DeadlineError:
@@ -173,15 +178,21 @@ class Supervisor:
         return self.folder / "programs" / f"{name}.conf"
 
     def socket_path(self) -> str:
-        """The socket's path; where the data folder's is too long for one, a private folder among the temporary ones."""
-        note = self.folder / "socket"
-        if note.exists():
-            return note.read_text().strip()
+        """The socket's path; where the data folder's is too long for one, in a private folder under TEMPORARY.
+
+        It follows from the data folder alone: a copy of the folder is another stack.
+
+        Raises:
+            StackError: that private folder belongs to somebody else.
+        """
         path = self.folder / "supervisor.sock"
-        if len(os.fsencode(path)) > MAX_SOCKET_PATH:
-            path = Path(tempfile.mkdtemp(prefix="lagoon-")) / "supervisor.sock"
-        _write(note, f"{path}\n")
-        return str(path)
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+            return str(path)
+        name = hashlib.sha256(os.fsencode(os.path.realpath(self.data_dir))).hexdigest()[:16]
+        folder = TEMPORARY / f"lagoon-{os.getuid()}-{name}"
+        if folder.exists() and folder.stat().st_uid != os.getuid():
+            raise StackError(f"{folder} belongs to another user; remove it, or take a shorter path as run.data_dir")
+        return str(folder / "supervisor.sock")
 
     def _rpc(self) -> Any:
         return supervisord.connect(self.socket_path())

@@ -38,17 +38,18 @@ def load(files: Sequence[str | Path] = (), overrides: Sequence[str] = ()) -> Set
 def current(data_dir: str = ".lagoon", overrides: Sequence[str] = ()) -> Settings:
     """Settings of the run in `$LAGOON_SETTINGS`, else of the run that `lagoon up` or `lagoon demo` started last.
 
-    `overrides` as for `load`.
+    `overrides` as for `load`. What is found in `data_dir` is of that folder, whichever it was saved in.
 
     Raises:
         SettingsError: there is no such run.
     """
-    path = os.environ.get(ENVIRONMENT_FILE) or os.path.join(data_dir, "current", "settings.json")
+    given = os.environ.get(ENVIRONMENT_FILE)
+    path = given or os.path.join(data_dir, "current", "settings.json")
     if not Path(path).exists():
         raise SettingsError(
             f"no settings at {path}; run `lagoon up` first, or name a file with --config or ${ENVIRONMENT_FILE}"
         )
-    return load([path], overrides)
+    return load([path], overrides if given else [f"--run.data_dir={os.path.abspath(data_dir)}", *overrides])
 
 
 def _read(path: Path) -> dict[str, Any]:

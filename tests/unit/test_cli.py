@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import termios
@@ -14,10 +15,11 @@ from rich.table import Table
 from infra.cli import arguments, doctor, status, tables
 from infra.cli.main import COMMANDS, main
 from infra.lake import Lake
+from infra.stack.bring_up import point
 from infra.stack.health import Health, Part
 from infra.stack.programs import ROOT
 from schemas.errors import BrokerError, SettingsError
-from schemas.settings import Settings, load
+from schemas.settings import ENVIRONMENT_FILE, Settings, current, load
 from tests.rows import row
 
 
@@ -78,6 +80,18 @@ def test_settings_come_from_the_named_run_else_from_the_newest(tmp_path: Path) -
     assert arguments.settings_of([], [where, "--run.seed=3"]).run.seed == 3
     with pytest.raises(SettingsError, match="lagoon up"):
         arguments.settings_of([], [where, "--run.name=none"])
+
+
+def test_a_copy_of_a_data_folder_is_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT_FILE, raising=False)
+    settings = load([], [f"--run.data_dir={tmp_path}/a/.lagoon", "--run.name=new"])
+    settings.save(settings.run.folder / "settings.json")
+    point(tmp_path / "a" / ".lagoon" / "current", settings.run.folder)
+    shutil.copytree(tmp_path / "a", tmp_path / "b", symlinks=True)
+    monkeypatch.chdir(tmp_path / "b")
+    here = str(tmp_path / "b" / ".lagoon")
+    for settings in (arguments.settings_of([], []), arguments.settings_of([], ["--run.name=new"]), current()):
+        assert (settings.run.name, settings.run.data_dir) == ("new", here)
 
 
 def test_sql_answers_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

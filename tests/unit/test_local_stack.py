@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from infra.locks import locked
-from infra.stack import container, health, java, kafka, policy, ports, programs, supervisord
+from infra.stack import container, health, java, kafka, policy, ports, programs, supervise, supervisord
 from infra.stack.bring_up import exclusive, resolve
 from infra.stack.policy import policy_key
 from infra.stack.supervise import MAX_SOCKET_PATH, State, Supervisor
@@ -168,6 +169,24 @@ def test_a_socket_path_too_long_for_the_kernel_moves_to_a_short_one(tmp_path: Pa
     path = deep.socket_path()
     assert len(path) <= MAX_SOCKET_PATH
     assert deep.socket_path() == path
+
+
+def test_a_copied_data_folder_has_a_socket_of_its_own(tmp_path: Path) -> None:
+    for depth in ("short", "d" * 120):
+        (tmp_path / depth / "stack").mkdir(parents=True)
+        path = Supervisor(tmp_path / depth).socket_path()
+        shutil.copytree(tmp_path / depth, tmp_path / f"{depth}2")
+        assert Supervisor(tmp_path / f"{depth}2").socket_path() != path
+
+
+def test_a_socket_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "TEMPORARY", tmp_path)
+    us = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: us + 1)
+    deep = Supervisor(tmp_path / ("d" * 120))
+    Path(deep.socket_path()).parent.mkdir()
+    with pytest.raises(StackError, match="belongs to another user"):
+        deep.socket_path()
 
 
 def test_a_percent_sign_in_a_path_survives_supervisords_expansion(tmp_path: Path) -> None:

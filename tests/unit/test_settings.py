@@ -89,7 +89,7 @@ def test_without_a_run_the_message_says_how_to_start_one(tmp_path: Path, monkeyp
     with pytest.raises(SettingsError, match="lagoon up"):
         settings.current(str(tmp_path))
     Settings().save(tmp_path / "current" / "settings.json")
-    assert settings.current(str(tmp_path)) == Settings()
+    assert settings.current(str(tmp_path)) == load([], [f"--run.data_dir={tmp_path}"])
 
 
 def test_mode_sync_refuses_what_contradicts_it_and_names_each() -> None:
