@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_killed_server_costs_the_episodes_in_flight_and_nothing_else(
 
 def test_a_killed_service_takes_its_server_along(tmp_path: Path, kafka: Kafka, start: Callable[..., Service]) -> None:
     service = start(_on_vllm(prepare_rollouts(tmp_path, kafka)))
-    until(lambda: bool(_descendants(service.process.pid)), service)
+    until(lambda: bool(_servers_below(service.process.pid)), service)
     everything = _descendants(service.process.pid)
     service.kill()
     until(lambda: not [pid for pid in everything if _command(pid)], None)
@@ -107,7 +108,8 @@ def _descendants(pid: int) -> list[int]:
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += map(int, listing.read_text().split())
+        with suppress(OSError):  # of a thread that has ended meanwhile
+            found += map(int, listing.read_text().split())
     return found
 
 
