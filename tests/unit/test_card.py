@@ -122,7 +122,9 @@ def test_a_server_sleeps_and_leaves_the_card_once_no_call_and_no_episode_needs_i
     resting(tmp_path, server, use)
 
 
-def test_a_call_waits_for_the_learner_and_wakes_the_server_once(tmp_path: Path) -> None:
+def test_a_call_waits_for_the_learner_and_wakes_the_server_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = Server()
 
     async def use(card: Card, learner: Turn) -> None:
@@ -132,6 +134,7 @@ def test_a_call_waits_for_the_learner_and_wakes_the_server_once(tmp_path: Path) 
 
         await until(lambda: server.told == ["sleep"])
         assert learner.take()
+        monkeypatch.setattr(module, "_IDLE_S", 3600)  # once awake it stays so
         calls = asyncio.gather(call(), call())
         await asyncio.sleep(0.1)
         assert server.told == ["sleep"]

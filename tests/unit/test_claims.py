@@ -2,8 +2,8 @@
 
 import dataclasses
 import os
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -73,19 +73,18 @@ def test_a_folder_in_the_place_of_an_object_is_a_missing_object(claims: Claims) 
         fetch(claims, Claim.of(BODY))
 
 
-def test_an_object_that_shows_late_is_found(tmp_path: Path) -> None:
-    claims = Claims(str(tmp_path / "claims"), waits_s=(0.05,) * 100)
-    late = threading.Timer(0.1, claims.put, [BODY])
-    late.start()
+def test_an_object_that_shows_late_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = Claims(str(tmp_path / "claims"), waits_s=(1, 2, 3))
+    shows = SimpleNamespace(sleep=lambda wait_s: wait_s == 2 and claims.put(BODY))
+    monkeypatch.setattr(module, "time", shows)
     assert fetch(claims, Claim.of(BODY)) == BODY
-    late.join()
 
 
 def test_where_everything_is_missing_nothing_is_waited_for(
     tmp_path: Path, claims: Claims, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(module.time, "sleep", waits.append)
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=waits.append))
     for number in range(20):
         with pytest.raises(ContractError):
             fetch(claims, Claim.of(bytes([number])))
