@@ -158,11 +158,16 @@ class Outbox:
         headers[Header.SEQUENCE] = str(pack.sequence).encode()
         return wire.encode(pa.concat_batches(batches)), headers
 
-    def set_aside(self, pack: Pack, body: bytes) -> Path:
-        """Keep `body`, which no message can carry, as a file of its own beside the log; returns its path."""
+    def set_aside(self, pack: Pack, body: bytes) -> Path | None:
+        """Keep `body`, which no message can carry, as a file beside the log, once; its path, None where it is there already."""
         path = self.folder / f"oversized-{pack.partition}-{pack.sequence}.arrow"
-        path.write_bytes(body)
-        sync_path(path)
+        if path.exists():
+            return None
+        part = path.with_suffix(".part")
+        part.write_bytes(body)
+        sync_path(part)
+        part.rename(path)
+        sync_path(self.folder)
         return path
 
     def acknowledge(self, pack: Pack) -> None:

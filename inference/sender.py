@@ -30,7 +30,7 @@ SEND_FAILURES = Counter(
     "lagoon_outbox_send_failures",
     "Messages that will be sent again because Kafka or the claims store did not take them",
 )
-SET_ASIDE = Counter("lagoon_outbox_set_aside", "Messages too large even for a claim; their bodies stay as files")
+SET_ASIDE = Counter("lagoon_outbox_set_aside", "Trajectories too large even for a claim; their bodies stay as files")
 
 MESSAGE_OVERHEAD = 512
 """Bytes of a message that are not its body: key, headers, framing."""
@@ -175,9 +175,10 @@ class Sender:
 
     def _report(self, pack: Pack, body: bytes, headers: Mapping[str, bytes]) -> None:
         """Send a claim that its reader refuses by its size: it becomes a dead letter, which counts the trajectory."""
-        path, claim = self._outbox.set_aside(pack, body), Claim.of(body)
-        SET_ASIDE.inc()
-        self._log.error("too large to send, set aside", bytes=len(body), most=MAX_CLAIM_BYTES, kept_as=str(path))
+        claim = Claim.of(body)
+        if path := self._outbox.set_aside(pack, body):
+            SET_ASIDE.inc()
+            self._log.error("too large to send, set aside", bytes=len(body), most=MAX_CLAIM_BYTES, kept_as=str(path))
         self._produce(pack, claim.to_bytes(), {**headers, **claim.header})
 
     def _produce(self, pack: Pack, body: bytes, headers: dict[str, bytes]) -> None:

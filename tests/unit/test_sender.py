@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from inference import sender as sender_module
 from inference.outbox import Outbox
@@ -195,6 +196,30 @@ def test_what_no_claim_may_hold_is_set_aside_and_reported_by_a_message_that_coun
     assert from_batch(wire.decode(kept)) == [vast]
     assert headers[Header.CLAIM] == str(len(kept)).encode()
     assert not (tmp_path / "claims").exists()
+
+
+def test_what_is_set_aside_is_written_and_counted_once_however_often_its_message_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender_module, "MAX_CLAIM_BYTES", 100_000)
+    counted, producer, seen = _num_set_aside(), FakeProducer(), set[tuple[int, int]]()
+    producer.error = BrokerError("no answer from Kafka")
+    for life in range(2):
+        sender, outbox = _sender(tmp_path, producer)
+        if not life:
+            sender.finished(episode(task(), num_tokens=20_000))
+        for _ in range(3):
+            sender.send(force=True)
+            producer.poll()
+            [kept] = tmp_path.glob("oversized-*")
+            seen.add((kept.stat().st_ino, kept.stat().st_mtime_ns))
+        outbox.close()
+    assert len(producer.sent) == 6
+    assert (_num_set_aside() - counted, len(seen)) == (1, 1)
+
+
+def _num_set_aside() -> float:
+    return REGISTRY.get_sample_value("lagoon_outbox_set_aside_total") or 0.0
 
 
 def _task(index: int) -> Task:
