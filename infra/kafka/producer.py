@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import confluent_kafka
@@ -24,12 +25,16 @@ class Producer:
     A message that is not acknowledged within `kafka.timeout_s` fails. Its error goes to the `on_delivery` that came
     with it; without one the next `poll`, `flush` or `close` raises it. Callbacks run inside `send` (those of earlier
     messages), `poll`, `flush` and `close`, in the calling thread.
+
+    A client that can send no more (a broker has lost what it knew of it, for one: confluentinc/librdkafka#3584) is
+    replaced: what it had not delivered fails, what comes later goes out.
     """
 
     def __init__(self, kafka: Kafka, client_id: str) -> None:
         self._kafka = kafka
         self._error: BrokerError | None = None
-        self._client = create(confluent_kafka.Producer, kafka, _settings(kafka, client_id))
+        self._connect = partial(create, confluent_kafka.Producer, kafka, _settings(kafka, client_id))
+        self._client, self._lock = self._connect(), Lock()
 
     def send(
         self,
@@ -44,7 +49,7 @@ class Producer:
         """Queue a message for contract topic `topic`; returns at once unless the queue is full.
 
         Raises:
-            BrokerError: the queue stayed full for `kafka.timeout_s`, the message is too large, or the client is broken.
+            BrokerError: the queue stayed full for `kafka.timeout_s`, or the message is too large.
         """
         message: dict[str, Any] = {
             "topic": self._kafka.topic(topic),
@@ -55,19 +60,16 @@ class Producer:
         }
         if partition is not None:
             message["partition"] = partition
-        self._serve(self._client.poll, 0)
-        try:
-            self._enqueue(message)
-        except KafkaException as error:
-            raise broker_error(self._kafka, f"sending {len(value)} bytes to {message['topic']}", error) from error
+        self._poll(self._client, 0)
+        self._enqueue(message)
 
     def poll(self) -> None:
         """Serve delivery callbacks.
 
         Raises:
-            BrokerError: the first delivery error that no callback took, or the broker takes nothing from this client.
+            BrokerError: the first delivery error that no callback took.
         """
-        self._serve(self._client.poll, 0)
+        self._poll(self._client, 0)
         self._surface()
 
     def flush(self, timeout_s: float) -> None:
@@ -76,7 +78,7 @@ class Producer:
         Raises:
             BrokerError: something is still undelivered after `timeout_s`, or failed with no callback to take it.
         """
-        undelivered = self._serve(self._client.flush, timeout_s)
+        undelivered = self._drain(self._client, timeout_s)
         self._surface()
         if undelivered:
             raise unanswered(self._kafka, f"{undelivered} messages undelivered after {timeout_s:g} s", "timed out")
@@ -88,30 +90,55 @@ class Producer:
             BrokerError: a message without a callback was not delivered.
         """
         try:
-            self._serve(self._client.flush, self._kafka.timeout_s)
+            self._drain(self._client, self._kafka.timeout_s)
         finally:
             self._client.purge()
-            self._serve(self._client.flush, 1)  # serves the callbacks of what was purged
+            self._drain(self._client, 1)  # serves the callbacks of what was purged
         self._surface()
 
-    def _serve(self, call: Callable[[float], int], timeout_s: float) -> int:
+    def _poll(self, client: confluent_kafka.Producer, timeout_s: float) -> None:
         try:
-            return call(timeout_s)
-        except KafkaException as error:  # one that this client cannot recover from
-            raise broker_error(self._kafka, "sending", error) from error
+            client.poll(timeout_s)
+        except KafkaException as error:
+            self._replace(client, "sending", error)
+
+    def _drain(self, client: confluent_kafka.Producer, timeout_s: float) -> int:
+        """Poll until nothing is undelivered, or for `timeout_s`; returns how much is.
+
+        The client's own `flush` calls back for what is left while it raises, so that those calls fail.
+        """
+        deadline = time.monotonic() + timeout_s
+        while len(client) and (left := deadline - time.monotonic()) > 0:
+            self._poll(client, min(left, 0.1))
+        return len(client)
+
+    def _replace(self, client: confluent_kafka.Producer, action: str, error: KafkaException) -> None:
+        """Go on with another client, if `error` is one that `client` cannot recover from."""
+        fault = error.args[0]
+        if not (fault.fatal() or fault.code() == KafkaError._FATAL):
+            raise broker_error(self._kafka, action, error) from error
+        with self._lock:
+            if self._client is client:  # the first thread to notice
+                log.error("%s: another client takes over, this one failed: %s", action, fault.str())
+                self._client = self._connect()
+        client.purge()
+        self._drain(client, 1)  # serves the callbacks of what was purged, and hears the fault again
 
     def _enqueue(self, message: dict[str, Any]) -> None:
         deadline = time.monotonic() + self._kafka.timeout_s
         while True:
+            client = self._client
             try:
-                return self._client.produce(**message)
+                return client.produce(**message)
+            except KafkaException as error:
+                self._replace(client, f"sending {len(message['value'])} bytes to {message['topic']}", error)
             except BufferError:
                 if time.monotonic() >= deadline:
                     raise BrokerError(
-                        f"the send queue stayed full ({len(self._client)} messages) for {self._kafka.timeout_s:g} s; "
+                        f"the send queue stayed full ({len(client)} messages) for {self._kafka.timeout_s:g} s; "
                         f"Kafka at {self._kafka.brokers} is away or slower than this producer"
                     ) from None
-                self._client.poll(0.05)
+                self._poll(client, 0.05)
 
     def _delivered(self, on_delivery: OnDelivery | None, error: KafkaError | None, message: Message) -> None:
         failure = None

@@ -1,10 +1,13 @@
 """Kafka clients without a broker: settings, secrets, and errors that surface."""
 
+import ctypes
 import gc
 import logging
 import time
+from types import NoneType
 
 import pytest
+from confluent_kafka import KafkaError, cimpl
 from confluent_kafka.admin import AdminClient
 
 from flows.connectors.ends import EndOffsets
@@ -14,6 +17,7 @@ from infra.stack.ports import free_port
 from schemas.errors import BrokerError, SettingsError
 from schemas.messages import Directive
 from schemas.settings import Kafka
+from tests.mock_broker import mock_broker
 
 SECRET = "hunter2-and-more"
 
@@ -150,6 +154,40 @@ def test_a_message_above_the_limit_is_refused_at_once() -> None:
     producer = Producer(Kafka(brokers="127.0.0.1:1", max_message_bytes=1024, timeout_s=0.1), "test")
     with pytest.raises(BrokerError, match="sending 2000 bytes to usage"):
         producer.send("usage", "a", b"x" * 2000)
+
+
+@pytest.mark.parametrize("notice", ["send", "poll", "flush"])
+def test_a_client_that_can_send_no_more_is_replaced_and_what_it_had_fails(notice: str) -> None:
+    client = {"linger.ms": 20_000, "batch.size": 1000}  # a message of this size goes at once, a smaller one waits
+    with mock_broker() as address:
+        producer = Producer(Kafka(brokers=address, client=client), "test")
+        outcomes: list[tuple[bytes, BrokerError | None]] = []
+
+        def send(body: bytes) -> None:
+            producer.send("usage", "a", body, partition=0, on_delivery=lambda error: outcomes.append((body, error)))
+
+        before, under_way, after = b"b" * 1000, b"u", b"a" * 1000
+        send(before)
+        producer.flush(30)
+        send(under_way)
+        break_for_good(producer)
+        if notice != "send":
+            producer.poll() if notice == "poll" else producer.flush(30)
+            assert [body for body, _ in outcomes] == [before, under_way]
+        send(after)
+        producer.close()
+    assert [(body, type(error)) for body, error in outcomes] == [
+        (before, NoneType),
+        (under_way, BrokerError),
+        (after, NoneType),
+    ]
+
+
+def break_for_good(producer: Producer) -> None:
+    """As when a broker has lost what it knew of the producer; librdkafka's own function for tests."""
+    client = ctypes.c_void_p.from_address(id(producer._client) + object.__basicsize__)  # its first field
+    out_of_order = KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert ctypes.CDLL(cimpl.__file__).rd_kafka_test_fatal_error(client, out_of_order, b"by the test") == 0
 
 
 def test_the_same_complaint_of_the_client_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
