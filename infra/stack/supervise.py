@@ -116,12 +116,8 @@ class Supervisor:
         return [_state(info) for info in self._call("getAllProcessInfo")] if self.is_running() else []
 
     def is_running(self) -> bool:
-        """Whether the supervisor answers."""
-        try:
-            self._rpc().supervisor.getState()
-        except (OSError, http.client.HTTPException):
-            return False
-        return True
+        """Whether the supervisor answers, and is not about to end."""
+        return self._answer() == "running"
 
     def shutdown(self, timeout_s: float) -> None:
         """Stop all programs and the supervisor itself, then whatever a killed supervisor left behind.
@@ -129,9 +125,10 @@ class Supervisor:
         Raises:
             DeadlineError: something is still there after `timeout_s`.
         """
-        if self.is_running():
-            self._call("shutdown")
-            self._wait(lambda: not (self.folder / "supervisord.pid").exists(), timeout_s, "the supervisor to end")
+        if answer := self._answer():
+            if answer == "running":
+                self._call("shutdown", unless=Faults.SHUTDOWN_STATE)
+            self._let_end(timeout_s)
         self._end_orphans()
 
     def launch(self) -> None:
@@ -139,9 +136,12 @@ class Supervisor:
 
         Raises:
             StackError: supervisord does not start.
+            DeadlineError: one that was asked to end is still there after two minutes.
         """
         if self.is_running():
             return
+        if self._answer():
+            self._let_end(120)
         self._end_orphans()
         Path(self.socket_path()).parent.mkdir(0o700, parents=True, exist_ok=True)
         _write(self.folder / "supervisord.conf", supervisord.main(self.folder, self.socket_path()))
@@ -150,6 +150,20 @@ class Supervisor:
         if done.returncode:
             raise StackError(f"supervisord did not start:\n{(done.stdout + done.stderr).strip()[-1500:]}")
         self._wait(self.is_running, 20, "the supervisor to answer")
+
+    def _answer(self) -> str:
+        """What the supervisor says of itself: running, ending, or nothing where none is there."""
+        try:
+            self._rpc().supervisor.getState()
+        except xmlrpc.client.Fault:  # SHUTDOWN_STATE, whatever it is asked
+            return "ending"
+        except (OSError, http.client.HTTPException):
+            return ""
+        return "running"
+
+    def _let_end(self, timeout_s: float) -> None:
+        """Wait for a supervisor that was asked to end; it stops its programs first."""
+        self._wait(lambda: not (self.folder / "supervisord.pid").exists(), timeout_s, "the supervisor to end")
 
     def _reread(self) -> None:
         added, changed, removed = self._call("reloadConfig")[0]

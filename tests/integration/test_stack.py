@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from infra.stack import ports
+from infra.stack.bring_up import take_down
 from infra.stack.policy import prepare_policy
 from infra.stack.programs import ROOT, Program
 from infra.stack.supervise import State, Supervisor, marked
@@ -98,11 +99,29 @@ def test_what_a_killed_supervisor_left_behind_is_ended_before_the_next_start(
     _until(lambda: marked(str(tmp_path)) == [_pid(supervisor, "sleeper")])
 
 
+def test_a_supervisor_that_is_asked_to_end_is_waited_for_by_every_command(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path)
+    deaf = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print(1); time.sleep(600)"]
+    program = Program("deaf", deaf, tmp_path / "log", stop_s=2)
+    try:
+        for command in (supervisor.launch, lambda: take_down(str(tmp_path), print)):
+            supervisor.start([program])
+            _until(lambda: (tmp_path / "log").read_text() != "")
+            (tmp_path / "log").write_text("")
+            os.kill(int((supervisor.folder / "supervisord.pid").read_text()), signal.SIGTERM)
+            _until(lambda: not supervisor.is_running())
+            assert supervisor.states() == []
+            command()
+            assert marked(str(tmp_path)) == []
+    finally:
+        supervisor.shutdown(30)
+
+
 def test_a_policy_that_cannot_be_made_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     settings = load([], [f"--run.data_dir={tmp_path}"])
     with pytest.raises(StackError, match=r"inference\.demonstrate ended with 2: .*families"):
         prepare_policy(settings, print)
-    assert list((tmp_path / "policies").iterdir()) == []
+    assert [p.name for p in (tmp_path / "policies").iterdir() if p.suffix != ".lock"] == []
 
 
 @pytest.mark.slow
