@@ -89,7 +89,8 @@ class Outbox:
         if self._log.damage:
             self._floor = max([self._floor, *self._last.values()]) + _SKIPPED_SEQUENCES
             self._dissolve()
-            self._log.roll()
+            self._log.roll()  # a header that knows of the jump comes before the damage, which is why, goes
+            self._log.set_aside()
         self._drop_acknowledged()
 
     @property
@@ -159,7 +160,7 @@ class Outbox:
         return wire.encode(pa.concat_batches(batches)), headers
 
     def set_aside(self, pack: Pack, body: bytes) -> Path | None:
-        """Keep `body`, which no message can carry, as a file beside the log, once; its path, None where it is there already."""
+        """Keep `body`, which no message can carry, as a file beside the log; its path, None if it is there already."""
         path = self.folder / f"oversized-{pack.partition}-{pack.sequence}.arrow"
         if path.exists():
             return None

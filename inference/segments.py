@@ -44,7 +44,7 @@ class SegmentLog:
     """The log in `folder`. Read it back with `recover` once, then append.
 
     Attributes:
-        damage: What was set aside, in words; empty when everything could be read.
+        damage: What cannot be read, and where `set_aside` keeps it, in words; empty when everything could be read.
     """
 
     def __init__(self, folder: Path, segment_bytes: int, header: Callable[[], bytes]) -> None:
@@ -55,6 +55,7 @@ class SegmentLog:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.damage: list[str] = []
+        self._damaged: dict[int, int] = {}
         self._folder, self._segment_bytes, self._header = folder, segment_bytes, header
         self._lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
         try:
@@ -78,10 +79,14 @@ class SegmentLog:
         return list(self._sizes)
 
     def recover(self) -> Iterator[Record]:
-        """Every readable record, oldest first; afterwards the log can be appended to."""
+        """Every readable record, oldest first; afterwards the log can be appended to, with `damage` after a `roll`."""
         for segment in sorted(int(p.stem) for p in self._folder.glob("*.log")):
-            records, good = _scan(self._path(segment).read_bytes(), segment)
-            self._set_aside(segment, good)
+            body = self._path(segment).read_bytes()
+            records, good = _scan(body, segment)
+            if not body:  # begun, and killed before its header was written
+                self._path(segment).unlink()
+            elif good < len(body):
+                self._note_damage(segment, good, len(body))
             if good:
                 self._sizes[segment] = good
                 yield from records
@@ -106,6 +111,19 @@ class SegmentLog:
         except OSError:
             self._abandon()
             raise
+        self._sync_folder()
+
+    def set_aside(self) -> None:
+        """Move what cannot be read into files of its own. A header that was written before knows of it."""
+        self.sync()
+        for segment, good in self._damaged.items():
+            path = self._path(segment)
+            self._aside(segment, good).write_bytes(path.read_bytes()[good:])
+            if good:
+                os.truncate(path, good)
+            else:
+                path.unlink()
+        self._damaged.clear()
         self._sync_folder()
 
     def read(self, place: Place) -> bytes:
@@ -168,23 +186,13 @@ class SegmentLog:
         self._dirty = True
         return Place(self._active, start + _FRAME.size, len(payload))
 
-    def _set_aside(self, segment: int, good: int) -> None:
-        """Move the bytes from `good` on into a file of their own."""
-        path = self._path(segment)
-        body = path.read_bytes()
-        if good and good == len(body):
-            return
-        if not body:  # begun, and killed before its header was written
-            path.unlink()
-            return
-        aside = path.with_suffix(f".corrupt-{good}")
-        aside.write_bytes(body[good:])
-        self.damage.append(f"{path.name}: {len(body) - good} bytes from {good} on are unreadable, kept as {aside.name}")
-        if good:
-            os.truncate(path, good)
-        else:
-            path.unlink()
-        self._sync_folder()
+    def _note_damage(self, segment: int, good: int, num_bytes: int) -> None:
+        path, aside = self._path(segment), self._aside(segment, good)
+        self._damaged[segment] = good
+        self.damage.append(f"{path.name}: {num_bytes - good} bytes from {good} on are unreadable, kept as {aside.name}")
+
+    def _aside(self, segment: int, good: int) -> Path:
+        return self._path(segment).with_suffix(f".corrupt-{good}")
 
     def _sync_folder(self) -> None:
         folder = os.open(self._folder, os.O_RDONLY)

@@ -1,5 +1,6 @@
 """The outbox: what is appended is sent once it is possible, under the same numbers, whatever is killed."""
 
+import errno
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.outbox import Outbox
+from inference.segments import SegmentLog
 from schemas import wire
 from schemas.errors import LagoonError
 from schemas.names import Header
@@ -135,6 +137,31 @@ def test_a_flipped_byte_is_set_aside_and_named_and_no_sequence_is_used_again(tmp
     once_more = Outbox(tmp_path, MAX_BYTES)
     assert once_more.damage == []
     assert once_more.pack([once_more.append(episode(task(3)))], 1).sequence == 1_000_001
+
+
+@pytest.mark.parametrize("cut", ["roll", "set_aside"])
+def test_no_sequence_is_used_again_where_the_start_after_damage_is_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    outbox = Outbox(tmp_path / "first", MAX_BYTES)
+    outbox.pack([outbox.append(episode(task(1)))], 0)  # sent, perhaps
+    outbox.close()
+    path = _log_files(outbox.folder)[0]
+    path.write_bytes(path.read_bytes()[:-1])
+
+    def no_room(log: SegmentLog) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(SegmentLog, cut, no_room)
+        with pytest.raises(OSError, match="No space left"):
+            Outbox(outbox.folder, MAX_BYTES)
+    shutil.copytree(outbox.folder, tmp_path / "again")  # the first is locked as long as its process lives
+    again = Outbox(tmp_path / "again", MAX_BYTES)
+    assert len(again.damage) == 1
+    assert again.pack(again.loose, 0).sequence > 1_000_000
+    again.close()
+    assert Outbox(again.folder, MAX_BYTES).damage == []
 
 
 def test_damage_in_an_older_file_leaves_the_totals_of_later_ones_right(tmp_path: Path) -> None:
