@@ -22,7 +22,5 @@ def earlier(settings: Settings, client_id: str) -> list[EvalResult]:
 
 def in_lake(lake: Lake) -> list[EvalResult]:
     """The results in table `evals`, oldest first."""
-    handle = lake.table(EVALS.name)
-    handle.update_incremental()
-    rows = handle.to_pyarrow_dataset().to_table().sort_by("finished_at").to_pylist()
+    rows = lake.read(EVALS.name, "earlier results").sort_by("finished_at").to_pylist()
     return [EvalResult.model_validate(row | {"families": json.loads(row["families"] or "{}")}) for row in rows]

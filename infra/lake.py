@@ -97,6 +97,18 @@ class Lake:
         """The newest Delta version of a table."""
         return self.retry(f"{name}: reading its version", lambda: self._refreshed(name).version())
 
+    def read(self, name: str, what: str, columns: list[str] | None = None, where: Any = None) -> pa.Table:
+        """The rows of a table as it is now: those of its `columns` and `where` (an expression of pyarrow's datasets).
+
+        Raises:
+            LakeError: the table cannot be read; says that it was for `what`.
+        """
+
+        def attempt() -> pa.Table:
+            return self._refreshed(name).to_pyarrow_dataset().to_table(columns=columns, filter=where)
+
+        return self.retry(f"{name}: reading {what}", attempt)
+
     def stage(self, name: str, rows: pa.Table) -> list[Add]:
         """Write `rows` as files of table `name` that no reader sees yet; one file per partition.
 

@@ -10,10 +10,11 @@ later fails its own hash and is passed over by name.
 import hashlib
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow.compute as pc
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError
 
 from infra.lake import Lake
 from infra.store import local_path, open_store, sync_path
@@ -36,16 +37,15 @@ class RunManifests:
     """The manifests of the run whose lake this is."""
 
     def __init__(self, lake: Lake):
-        self.uri = f"{lake.uri}/{FOLDER}"
+        self._lake, self.uri = lake, f"{lake.uri}/{FOLDER}"
         self._folder = local_path(self.uri)
         self._store = open_store(self.uri, lake.storage_options)
 
     def sequences(self) -> list[int]:
         """Their numbers, newest first."""
-        try:
-            objects = self._store.list_with_delimiter()["objects"]
-        except BaseError as error:
-            raise LakeError(f"the run manifests in {self.uri} cannot be listed: {error}") from error
+        objects = self._lake.retry(f"listing the run manifests in {self.uri}", self._store.list_with_delimiter)[
+            "objects"
+        ]
         names = [str(item["path"]).rsplit("/", 1)[-1] for item in objects]
         return sorted((int(match[1]) for match in map(_NAME.fullmatch, names) if match), reverse=True)
 
@@ -53,24 +53,41 @@ class RunManifests:
         """One manifest.
 
         Raises:
-            LakeError: it is damaged: cut off, altered, or under another's number.
+            LakeError: it is gone, or damaged: cut off, altered, or under another's number; or the store is away.
         """
+        return self._judged(sequence, self._body(sequence))
+
+    def _body(self, sequence: int) -> bytes | None:
+        def attempt() -> bytes | None:
+            try:
+                return bytes(self._store.get(_name(sequence)).bytes())
+            except FileNotFoundError:
+                return None
+
+        return self._lake.retry(f"reading run manifest {sequence} in {self.uri}", attempt)
+
+    def _judged(self, sequence: int, body: bytes | None) -> RunManifest:
         where = f"run manifest {sequence} in {self.uri}"
+        if body is None:
+            raise LakeError(f"{where} is gone")
         try:
-            manifest = decode(RunManifest, bytes(self._store.get(_name(sequence)).bytes()))
+            manifest = decode(RunManifest, body)
         except ContractError as error:
             raise LakeError(f"{where} is damaged: {error}") from error
-        except (BaseError, FileNotFoundError) as error:
-            raise LakeError(f"{where} cannot be read: {error}") from error
         if manifest.sequence != sequence or not manifest.is_intact:
             raise LakeError(f"{where} is damaged: its content is not what its hash says")
         return manifest
 
     def newest_first(self, damaged: list[str]) -> Iterator[RunManifest]:
-        """The manifests that are intact; the others are named in `damaged`."""
+        """The manifests that are intact; the others are named in `damaged`.
+
+        Raises:
+            LakeError: the store is away, which is no damage.
+        """
         for sequence in self.sequences():
+            body = self._body(sequence)
             try:
-                yield self.read(sequence)
+                yield self._judged(sequence, body)
             except LakeError as error:
                 damaged.append(str(error))
 
@@ -80,16 +97,19 @@ class RunManifests:
         while True:
             sequence += 1
             numbered = manifest.model_copy(update={"sequence": sequence}).sealed()
-            try:
-                self._store.put(_name(sequence), numbered.to_bytes(), mode="create")
-            except AlreadyExistsError:
-                continue  # another writer was faster: this one is newer still
-            except BaseError as error:
-                raise LakeError(f"run manifest {sequence} cannot be written to {self.uri}: {error}") from error
-            if self._folder is not None:
-                sync_path(self._folder / _name(sequence))
-                sync_path(self._folder)
-            return numbered
+            what = f"writing run manifest {sequence} to {self.uri}"
+            if self._lake.retry(what, partial(self._create, _name(sequence), numbered.to_bytes())):
+                return numbered  # else another writer was faster: this one is newer still
+
+    def _create(self, name: str, body: bytes) -> bool:
+        try:
+            self._store.put(name, body, mode="create")
+        except AlreadyExistsError:
+            return False
+        if self._folder is not None:
+            sync_path(self._folder / name)
+            sync_path(self._folder)
+        return True
 
     def prune(self, keep: int = KEEP) -> int:
         """Remove all but the newest `keep`; returns how many went."""
@@ -106,9 +126,8 @@ def table_versions(lake: Lake) -> dict[str, int]:
 
 def evaluated_version(lake: Lake) -> int:
     """The newest weight version that the lake has an evaluation of, or 0."""
-    handle = lake.table("evals")
-    handle.update_incremental()
-    return pc.max(handle.to_pyarrow_dataset().to_table(columns=["requested_version"])["requested_version"]).as_py() or 0
+    rows = lake.read("evals", "what was evaluated", ["requested_version"])
+    return pc.max(rows["requested_version"]).as_py() or 0
 
 
 def checkpoint_digest(folder: Path) -> str:

@@ -59,7 +59,7 @@ class Tail:
             version = self.version + 1
             actions = self._lake.retry(self._reading(version), partial(self._log.commit, version))
             if actions is None:
-                if not found and self._is_gap(version):
+                if not found and self._lake.retry(self._reading(version), partial(self._is_gap, version)):
                     return self._after_gap(version)
                 break
             if adds := self._wanted(_new_files(actions), wanted):
@@ -78,17 +78,17 @@ class Tail:
 
     def _after_gap(self, version: int) -> list[tuple[int, pa.Table]]:
         if version == 0:
-            return self._snapshot()
+            self.version, rows = self._lake.retry(f"{self._table}: reading its snapshot", self._snapshot)
+            return [(self.version, rows)] if rows.num_rows else []
         raise LakeError(
             f"{self._table}: commit {version} is missing though later ones exist, so its rows cannot be read. Restore "
             f"_delta_log/{version:020d}.json, or begin again with after_version=-1 to read the snapshot"
         )
 
-    def _snapshot(self) -> list[tuple[int, pa.Table]]:
+    def _snapshot(self) -> tuple[int, pa.Table]:
         handle = DeltaTable(self._lake.table_uri(self._table), storage_options=self._lake.storage_options)
         rows = handle.to_pyarrow_dataset().to_table(columns=self.schema.names)
-        self.version = handle.version()
-        return [(self.version, rows.cast(self.schema))] if rows.num_rows else []
+        return handle.version(), rows.cast(self.schema)
 
     def _wanted(self, adds: list[Action], wanted: Wanted | None) -> list[Action]:
         if wanted is None:

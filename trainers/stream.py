@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -238,7 +237,7 @@ class ExperienceStream:
             return
         wanted = ds.field("trajectory_id").isin(ids) | (ds.field("origin") == Origin.COUNTERFACTUAL)
         wanted &= ds.field("version_bucket") >= cursor.oldest_bucket
-        found = self._lake.retry("experience: reading what was live", partial(self._snapshot, wanted))
+        found = self._lake.read("experience", "what was live", self._columns, wanted)
         branches = is_branch(found)
         self._branches.learn(found.filter(branches))
         rows = found.filter(pc.invert(branches))
@@ -249,11 +248,6 @@ class ExperienceStream:
                 "rows must stay in the lake for as long as a learner may use them"
             )
         self._restore(cursor, rows.cast(self._experience.schema))
-
-    def _snapshot(self, wanted: ds.Expression) -> pa.Table:
-        handle = self._lake.table("experience")
-        handle.update_incremental()
-        return handle.to_pyarrow_dataset().to_table(columns=self._columns, filter=wanted)
 
     def _restore(self, cursor: Cursor, rows: pa.Table) -> None:
         place = {name: index for index, name in enumerate(rows["trajectory_id"].to_pylist())}

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from infra import retries
 from infra.lake import Lake
-from infra.run_manifests import RunManifests, settings_hash, table_versions
+from infra.run_manifests import RunManifests, evaluated_version, settings_hash, table_versions
 from schemas.errors import LakeError
 from schemas.settings import load
+from tests.flaky_store import FlakyStore
 from tests.manifests import run_manifest
+from tests.rows import row
 
 
 @pytest.fixture
@@ -66,6 +69,44 @@ def test_the_oldest_are_pruned(manifests: RunManifests) -> None:
 def test_a_manifest_that_is_gone_is_an_error(manifests: RunManifests) -> None:
     with pytest.raises(LakeError, match="run manifest 7"):
         manifests.read(7)
+
+
+def test_a_store_that_refuses_each_request_once_keeps_no_manifest_from_being_written_or_read(
+    manifests: RunManifests,
+) -> None:
+    manifests._store = FlakyStore(manifests._store)  # type: ignore[assignment]
+    manifests.write(run_manifest(train_step=10))
+    damaged: list[str] = []
+    assert [m.train_step for m in manifests.newest_first(damaged)] == [10]
+    assert damaged == []
+
+
+def test_a_store_that_is_away_makes_no_manifest_a_damaged_one(
+    manifests: RunManifests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (10, 20):
+        manifests.write(run_manifest(train_step=step))
+    manifests._store = FlakyStore(manifests._store)  # type: ignore[assignment]
+    assert manifests.sequences() == [2, 1]
+    monkeypatch.setattr(retries, "ATTEMPTS", 1)
+    damaged: list[str] = []
+    with pytest.raises(LakeError, match=r"reading run manifest 2 .* 503 Slow Down"):
+        next(manifests.newest_first(damaged))
+    assert damaged == []
+
+
+def test_what_was_evaluated_is_read_within_the_lakes_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    lake.ensure()
+    lake.append("evals", [row("evals", requested_version=7)], "test", 1)
+    assert lake.version("evals") == 1
+    [file] = map(Path, lake.table("evals").file_uris())
+    aside = file.rename(file.with_suffix(".aside"))
+    monkeypatch.setattr(retries, "ATTEMPTS", 2)
+    with pytest.raises(LakeError, match="evals: reading what was evaluated failed 2 times"):
+        evaluated_version(lake)
+    aside.rename(file)
+    assert evaluated_version(lake) == 7
 
 
 def test_every_table_has_its_version(tmp_path: Path) -> None:

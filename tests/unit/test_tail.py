@@ -6,11 +6,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from infra import retries
 from infra.lake import Lake
 from infra.tables import prepare
 from infra.tail import Tail
 from schemas.errors import LakeError
 from schemas.tables import TABLES
+from tests.flaky_store import FlakyStore
 from tests.rows import row
 
 
@@ -108,6 +110,27 @@ def test_a_vanished_commit_stops_the_cursor_before_it(lake: Lake):
     assert tail.version == 2
     hidden.with_suffix(".hidden").rename(hidden)
     assert delivered(tail.poll()) == [(3, ["x3"]), (4, ["x4"])]
+
+
+def test_a_store_that_refuses_each_request_once_stops_no_poll(lake: Lake):
+    append(lake, 1, "a")
+    lake._stores["experience"] = FlakyStore(lake.store("experience"))  # type: ignore[assignment]
+    tail = Tail(lake, "experience")
+    assert delivered(tail.poll()) == [(1, ["a"])]
+    assert tail.poll() == []
+
+
+def test_a_snapshot_that_cannot_be_read_is_an_error_of_the_lake(lake: Lake, monkeypatch: pytest.MonkeyPatch):
+    append(lake, 1, "a")
+    clean_log(lake, before=1)
+    [file] = map(Path, table(lake).file_uris())
+    aside = file.rename(file.with_suffix(".aside"))
+    monkeypatch.setattr(retries, "ATTEMPTS", 2)
+    tail = Tail(lake, "experience", columns=["trajectory_id"])
+    with pytest.raises(LakeError, match="experience: reading its snapshot failed 2 times"):
+        tail.poll()
+    aside.rename(file)
+    assert delivered(tail.poll()) == [(1, ["a"])]
 
 
 def test_a_removed_data_file_stops_the_cursor_before_its_commit(lake: Lake):
