@@ -1,12 +1,13 @@
 """The ranks of a learner: the process group, and what rank 0 tells the others."""
 
 import os
-import socket
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from infra.stack.ports import HOST, free_port
 
 _TIMEOUT = timedelta(minutes=10)
 """Of one collective. While it waits for data, rank 0 tells the others so every second."""
@@ -15,11 +16,8 @@ _TIMEOUT = timedelta(minutes=10)
 def prepare_environment() -> int:
     """Set what a launcher would have set, for a single rank; before DeepSpeed is imported. Returns this rank."""
     if "RANK" not in os.environ:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        os.environ.update(alone | {"MASTER_PORT": str(port)})
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": HOST}
+        os.environ.update(alone | {"MASTER_PORT": str(free_port())})
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     return int(os.environ["RANK"])

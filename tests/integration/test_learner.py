@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,8 @@ from safetensors.torch import load_file
 from infra.kafka import Follower, ensure_topics
 from infra.lake import Lake
 from infra.sql import connect
+from infra.stack import health
+from infra.stack.ports import free_port
 from infra.weights import WeightStore
 from schemas.messages import BufferMessage, LearnerReport, WeightSummary
 from schemas.settings import Kafka, Settings, load
@@ -56,12 +58,16 @@ def prepare(tmp_path: Path, kafka: Kafka, steps: int) -> Settings:
     overrides = [f"--{name}={json.dumps(value)}" for name, value in options.items()]
     settings = load(overrides=overrides).model_copy(update={"kafka": kafka})
     settings.save(tmp_path / "settings.json")
-    lake = Lake.of(settings)
-    lake.ensure()
-    good, bad = preferences(policy)
-    for number in range(steps):
-        put(lake, [_sample(number * BATCH + i, good, bad) for i in range(BATCH)], number + 1)
+    Lake.of(settings).ensure()
+    put_rows(settings, tmp_path, range(steps))
     return settings
+
+
+def put_rows(settings: Settings, tmp_path: Path, steps: Iterable[int]) -> None:
+    """Just enough rows for one more step for each of `steps`, which are counted from 0."""
+    good, bad = preferences(tmp_path / "start")
+    for number in steps:
+        put(Lake.of(settings), [_sample(number * BATCH + i, good, bad) for i in range(BATCH)], number + 1)
 
 
 def preferences(folder: Path) -> tuple[float, float]:
@@ -179,19 +185,20 @@ def check_deltas(settings: Settings, kafka: Kafka) -> None:
 
 
 def test_killed_at_any_point_it_goes_on_without_repeating_or_skipping(tmp_path: Path, kafka: Kafka) -> None:
-    steps = 15
-    settings = prepare(tmp_path, kafka, steps)
-    process = begin(tmp_path)
+    steps, ready = 15, 8
+    settings, options = prepare(tmp_path, kafka, ready), [f"--learner.num_train_steps={steps}"]
+    process = begin(tmp_path, options)
     wait_for_step(settings, 5, process, tmp_path)
     process.kill()
     process.wait(30)
-    end(begin(tmp_path, failpoints="learner.before_manifest=1"), tmp_path, -signal.SIGKILL)
-    torn = [p for p in (settings.run.folder / "checkpoints").iterdir() if not (p / MANIFEST).exists()]
-    end(begin(tmp_path, failpoints="learner.after_checkpoint=1"), tmp_path, -signal.SIGKILL)
-    end(begin(tmp_path), tmp_path)
+    put_rows(settings, tmp_path, range(ready, steps))  # not before: the other lives need something to do
+    end(begin(tmp_path, options, failpoints="learner.before_manifest=1"), tmp_path, -signal.SIGKILL)
+    torn = max((settings.run.folder / "checkpoints").glob("step-*"))
+    assert not (torn / MANIFEST).exists()
+    end(begin(tmp_path, options, failpoints="learner.after_checkpoint=1"), tmp_path, -signal.SIGKILL)
+    end(begin(tmp_path, options), tmp_path)
 
-    assert len(torn) == 1
-    assert torn[0].name in (tmp_path / "learner.log").read_text()
+    assert torn.name in (tmp_path / "learner.log").read_text()
     check_each_row_was_trained_once(settings, steps)
     check_versions(settings)
     before, after = preferences(tmp_path / "start"), preferences(settings.run.folder / "fetched" / "v00000006")
@@ -228,14 +235,13 @@ def test_an_empty_buffer_turns_health_red_and_steps_go_on_once_rows_come(tmp_pat
     process = begin(tmp_path, ["--learner.num_train_steps=3"])
     try:
         deadline = time.monotonic() + LIMIT_S
-        while (answer := _health(settings)) is None or "empty" not in answer["reason"]:
+        while "empty" not in (answer := _health(settings)).reason:
             assert process.poll() is None, (tmp_path / "learner.log").read_text()[-4000:]
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert not answer["ok"]
-        assert "last row was admitted" in answer["reason"]
-        good, bad = preferences(tmp_path / "start")
-        put(Lake.of(settings), [_sample(2 * BATCH + i, good, bad) for i in range(BATCH)], 3)
+        assert not answer.ok
+        assert "last row was admitted" in answer.reason
+        put_rows(settings, tmp_path, [2])
         assert process.wait(LIMIT_S) == 0
     finally:
         process.kill()
@@ -248,7 +254,8 @@ def test_two_ranks_under_zero_2_go_on_from_a_checkpoint_of_one(tmp_path: Path, k
     settings = prepare(tmp_path, kafka, 8)
     small = "--learner.learning_rate=1e-7"  # a few bits of each weight change: deltas pay
     end(begin(tmp_path, ["--learner.num_train_steps=4", small]), tmp_path)
-    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2"]
+    port = str(free_port())  # its own default is one port for all
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", port]
     end(begin(tmp_path, ["--learner.zero_stage=2", small], launcher=launcher), tmp_path)
     check_each_row_was_trained_once(settings, 8)
     check_versions(settings)
@@ -258,12 +265,12 @@ def test_two_ranks_under_zero_2_go_on_from_a_checkpoint_of_one(tmp_path: Path, k
 def test_a_learner_of_adapters_publishes_them_alone_and_goes_on_from_the_same_base(
     tmp_path: Path, kafka: Kafka
 ) -> None:
-    settings = prepare(tmp_path, kafka, 9)
-    options = ["--learner.lora_rank=1"]
+    settings, options = prepare(tmp_path, kafka, 6), ["--learner.lora_rank=1", "--learner.num_train_steps=9"]
     process = begin(tmp_path, options)
     wait_for_step(settings, 4, process, tmp_path)
     process.kill()
     process.wait(30)
+    put_rows(settings, tmp_path, range(6, 9))
     end(begin(tmp_path, options), tmp_path)
     check_each_row_was_trained_once(settings, 9)
     check_versions(settings)
@@ -280,28 +287,16 @@ def test_on_sigterm_it_saves_and_a_longer_run_goes_on(tmp_path: Path, kafka: Kaf
     end(process, tmp_path)
     assert WeightStore.of(settings).versions() == [1]
     assert (settings.run.folder / "checkpoints" / "step-00000006-v00000001" / MANIFEST).exists()
-    good, bad = preferences(tmp_path / "start")
-    put(Lake.of(settings), [_sample(6 * BATCH + i, good, bad) for i in range(BATCH)], 7)
+    put_rows(settings, tmp_path, [6])
     end(begin(tmp_path, ["--learner.num_train_steps=7"]), tmp_path)
     check_each_row_was_trained_once(settings, 7)
     check_versions(settings)
 
 
-def _health(settings: Settings) -> dict[str, object] | None:
-    """What /healthz of the learner answers, if it is there yet."""
-    from urllib.error import HTTPError, URLError  # noqa: PLC0415
-    from urllib.request import urlopen  # noqa: PLC0415
-
-    for file in (settings.run.folder / "services").glob("learner-*.json"):
-        address = json.loads(file.read_text())
-        try:
-            with urlopen(f"http://{address['host']}:{address['port']}/healthz", timeout=5) as answer:
-                return json.load(answer)
-        except HTTPError as error:
-            return json.load(error)
-        except URLError:
-            return None
-    return None
+def _health(settings: Settings) -> health.Health:
+    """What the learner says of itself, if it is there yet."""
+    files = list((settings.run.folder / "services").glob("learner-*.json"))
+    return health.at(files[0]) if files else health.Health(False)
 
 
 def test_one_that_wakes_up_after_a_take_over_saves_and_publishes_nothing(tmp_path: Path, kafka: Kafka) -> None:
