@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from infra.weights import WeightStore
 from schemas.settings import Settings, load
 
 LIMIT_S = 400
+SCORED = "evals where kind <> 'skipped'"
 CARRIED = ("lake", "weights", "checkpoints", "settings.json")
 PROFILE = ROOT / "infra" / "profiles" / "demo.toml"
 SMALL = (
@@ -38,7 +39,7 @@ SMALL = (
 
 @pytest.mark.kafka
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_a_copied_run_goes_on_without_its_log_and_the_books_name_what_was_lost(
     tmp_path: Path, demo_policy: Path
 ) -> None:
@@ -46,14 +47,17 @@ def test_a_copied_run_goes_on_without_its_log_and_the_books_name_what_was_lost(
     try:
         settings = _begin(old, Path(shutil.copytree(demo_policy, old / "policy")))
         _wait(lambda: Lake.of(settings).table("train_steps").count() >= 7, "step 7")
+        _wait_for_scores(settings, 1)
         _kill_all(old)
         before = _look(settings)
         _copy(settings, new)
         shutil.rmtree(old)
-        settings = _resume(new, "--learner.num_train_steps=14")
+        steps = before["step"] + 8
+        settings = _resume(new, f"--learner.num_train_steps={steps}")
         _wait(lambda: _state(new, "learner").is_finished, "the learner's end")
+        _wait_for_scores(settings, before["scored"] + 1)
         _drain(settings)
-        _check(settings, before)
+        _check(settings, before, steps)
     finally:
         for folder in (old, new):
             if folder.exists():
@@ -92,11 +96,17 @@ def _lagoon(*arguments: str) -> None:
 
 
 def _kill_all(data_dir: Path) -> None:
-    """The machine is gone: everything by kill -9, the supervisor first."""
-    pids = [int((data_dir / "stack" / "supervisord.pid").read_text()), *marked(str(data_dir))]
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    _wait(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids), "the processes to be gone")
+    """The machine is gone: everything by kill -9, the supervisor first, and what was just being started."""
+    supervisor = int((data_dir / "stack" / "supervisord.pid").read_text())
+
+    def is_gone() -> bool:
+        pids = [pid for pid in (supervisor, *marked(str(data_dir))) if Path(f"/proc/{pid}/exe").exists()]
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not pids
+
+    _wait(is_gone, "end of the processes")
 
 
 def _copy(settings: Settings, data_dir: Path) -> None:
@@ -115,6 +125,7 @@ def _look(settings: Settings) -> dict[str, Any]:
         "step": _last_checkpoint(settings),  # the manifest's, or one that a kill left without its manifest
         "in_flight": _value(settings, "select in_flight from conservation where kind = 'trajectories'"),
         "outcomes": _value(settings, "select count(*) from outcomes"),
+        "scored": _value(settings, f"select count(*) from {SCORED}"),
         "draws": _value(settings, "select count(*) from dispatches where event = 'opened'"),
     }
 
@@ -124,22 +135,27 @@ def _last_checkpoint(settings: Settings) -> int:
     return max(int(path.parent.name.split("-")[1]) for path in settings.checkpoints.glob("step-*/MANIFEST.json"))
 
 
+def _wait_for_scores(settings: Settings, count: int) -> None:
+    with closing(sql.Live(Lake.of(settings))) as lake:
+        _wait(lambda: lake.ask(f"select count(*) >= {count} from {SCORED}") == [(True,)], f"{count} evaluations")
+
+
 def _drain(settings: Settings) -> None:
     """Stop opening groups, hand over, and wait until everything is in the lake."""
     supervisor = Supervisor(settings.run.data_dir)
-    supervisor.stop(["dispatch"], timeout_s=60)
-    supervisor.stop(["rollout-0"], timeout_s=60)
+    supervisor.stop(["dispatch"], timeout_s=LIMIT_S)
+    supervisor.stop(["rollout-0"], timeout_s=LIMIT_S)
     settled = "select sum(abs(in_flight)) from conservation"
     with closing(sql.Live(Lake.of(settings))) as lake:
         _wait(lambda: lake.ask(settled) == [(0,)], "the last trajectories to reach the lake")
 
 
-def _check(settings: Settings, before: dict[str, Any]) -> None:
+def _check(settings: Settings, before: dict[str, Any], steps: int) -> None:
     manifest = before["manifest"]
     assert settings.run.life == 1
     # steps are consecutive, and go on from the last checkpoint
     assert before["step"] >= manifest.train_step
-    assert _value(settings, "select list(step order by step) = range(1, 15) from live_steps")
+    assert _value(settings, f"select list(step order by step) = range(1, {steps + 1}) from live_steps")
     second = "select min(step), min(resumed_from_step) from train_steps where incarnation_at = "
     assert _rows(settings, f"{second}(select max(incarnation_at) from train_steps)") == [
         (before["step"] + 1, before["step"])
@@ -165,7 +181,7 @@ def _check(settings: Settings, before: dict[str, Any]) -> None:
     versions = WeightStore.of(settings).versions()
     assert versions == list(range(1, versions[-1] + 1))
     assert versions[-1] > manifest.weight_version
-    scored = _rows(settings, "select requested_version from evals where kind <> 'skipped' order by 1")
+    scored = _rows(settings, f"select requested_version from {SCORED} order by 1")
     assert len(scored) == len(set(scored))
 
 
