@@ -28,7 +28,7 @@ from trainers.lora import description
 from trainers.metrics import summarize
 from trainers.objectives.kl import adapted
 from trainers.publish import Publisher, is_due, manifest
-from trainers.records import Step, engine_mismatch, lineage, rates, sample_rows, step_row
+from trainers.records import Step, begins_at, engine_mismatch, lineage, rates, sample_rows, step_row
 from trainers.reports import Reports, numbers
 from trainers.run_record import RunRecord
 from trainers.signals import Signals, signals
@@ -79,7 +79,7 @@ class Desk:
         self._publisher = Publisher(weights, self._producer, self._tracking, settings.run.folder / "base")
         self._record = RunRecord(settings, self._lake, weights, cluster_id(settings.kafka))
         self._checkpoints = checkpoints(settings, lease)
-        self._state = _reborn(state, settings, ranks, self._tracking.run_id)
+        self._state = _reborn(state, settings, ranks, self._tracking.run_id, begins_at(self._lake, datetime.now(UTC)))
         self._saved_step = state.step if found else -1
         self._app_id = f"learner/{self._state.incarnations[-1].name}"
         self._watchdog = Watchdog(self._learner.watchdog_s, time.monotonic())
@@ -251,9 +251,9 @@ def checkpoints(settings: Settings, lease: Lease) -> Checkpoints:
     return Checkpoints(settings.checkpoints, settings.learner.keep_checkpoints, lambda: datetime.now(UTC), lease.fence)
 
 
-def _reborn(state: State, settings: Settings, world_size: int, mlflow_run: str | None) -> State:
-    """`state` as a new incarnation begins with it."""
-    life = Incarnation(name=uuid.uuid4().hex[:12], resumed_from_step=state.step, started_at=datetime.now(UTC))
+def _reborn(state: State, settings: Settings, world_size: int, mlflow_run: str | None, at: datetime) -> State:
+    """`state` as a new incarnation begins with it, at `at`."""
+    life = Incarnation(name=uuid.uuid4().hex[:12], resumed_from_step=state.step, started_at=at)
     changes = {"incarnations": (*state.incarnations, life), "publication": None, "mlflow_run": mlflow_run}
     changes |= {"value_head": settings.credit.baseline == "value", "lora": description(settings.learner)}
     return state.model_copy(update=changes | {"world_size": world_size, "zero_stage": settings.learner.zero_stage})

@@ -5,13 +5,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.tables import TRAIN_SAMPLES
+from infra.lake import Lake
+from schemas.tables import TRAIN_SAMPLES, TRAIN_STEPS
 from trainers.batches import Floats, Ints
 from trainers.checkpoint import Incarnation
 from trainers.credit import ProcessScale
@@ -83,6 +85,21 @@ def engine_mismatch(step: Step, published_step: int, metrics: TrajectoryMetrics)
     if step.number - 1 != published_step or not fresh.any():
         return None
     return float(np.average(metrics.log_ratio_abs[fresh], weights=metrics.num_tokens[fresh]))
+
+
+def begins_at(lake: Lake, now: datetime) -> datetime:
+    """The start of an incarnation that starts `now`: after that of any before it, even if the clock was set back.
+
+    Views tell by it which of two steps with one number counts.
+    """
+
+    def newest() -> datetime | None:
+        handle = lake.table(TRAIN_STEPS.name)
+        handle.update_incremental()
+        return pc.max(handle.to_pyarrow_dataset().to_table(columns=["incarnation_at"])["incarnation_at"]).as_py()
+
+    before = lake.retry("reading when the incarnations before this one began", newest)
+    return now if before is None else max(now, before + timedelta(microseconds=1))
 
 
 def lineage(incarnation: Incarnation, objective: str, mlflow_run: str | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from infra import sql
 from infra.lake import Lake
 from schemas.tables import TABLES
 from tests.rows import AT, row
+from trainers.records import begins_at
 
 
 @pytest.fixture
@@ -195,6 +196,16 @@ def test_steps_that_a_crash_undid_drop_out(lake: Lake):
     fill(lake, "train_samples", *(sample(n, n) for n in (40, 41, 50)), sample(41, 41, "i2"), sample(42, 50, "i2"))
     assert ask(lake, "SELECT step, incarnation FROM live_steps ORDER BY step") == [(40, "i1"), (41, "i2"), (42, "i2")]
     assert ask(lake, "SELECT step, trajectory_id FROM step_lineage") == [(40, "t40"), (41, "t41"), (42, "t50")]
+
+
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_of_two_lives_the_later_one_counts_whatever_the_clock_was_set_to_between_them(lake: Lake, hours: int):
+    """The first trained 1 to 3 and saved step 1; the second goes on from there, and trains 2."""
+    assert begins_at(lake, AT) == AT
+    fill(lake, "train_steps", *(step(n) for n in (1, 2, 3)))
+    later = begins_at(lake, AT + timedelta(hours=hours))
+    fill(lake, "train_steps", step(2, "i2", incarnation_at=later, resumed_from_step=1))
+    assert ask(lake, "SELECT step, incarnation FROM live_steps ORDER BY step") == [(1, "i1"), (2, "i2")]
 
 
 def test_three_lives_that_resume_from_one_checkpoint_leave_one_value_per_step(lake: Lake):
