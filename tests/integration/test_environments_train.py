@@ -65,6 +65,7 @@ def _prepare(folder: Path, kafka: Kafka) -> Settings:
         "run": {"name": "known", "data_dir": str(folder)},
         "kafka": kafka.model_dump(),
         "tracking": {"enabled": False},
+        "learner": SETTINGS["learner"] | {"num_train_steps": 100},  # on until each family has had its steps
     }
     settings = Settings.model_validate(SETTINGS | own)
     rows = [*shown(settings.families)]
