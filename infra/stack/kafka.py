@@ -98,6 +98,6 @@ def local(settings: Settings) -> LocalKafka:
 
 
 def is_local(settings: Settings) -> bool:
-    """Whether the run uses this data folder's own broker."""
-    brokers = settings.kafka.brokers
-    return not brokers or (brokers.startswith(ports.HOST) and brokers == local(settings).address)
+    """Whether the run uses this data folder's own broker, on whatever port it was when the settings were saved."""
+    known = ports.all_of(Path(settings.run.data_dir).absolute(), "kafka")
+    return settings.kafka.brokers in {"", *(f"{ports.HOST}:{p}" for p in (settings.stack.kafka_port, *known))}

@@ -19,9 +19,10 @@ def address(settings: Settings) -> str:
 
 
 def is_local(settings: Settings) -> bool:
-    """Whether the run tracks on this data folder's own server."""
-    uri = settings.tracking.uri
-    return settings.tracking.enabled and (not uri or (ports.HOST in uri and uri == address(settings)))
+    """Whether the run tracks on this data folder's own server, on whatever port it was when the settings were saved."""
+    known = ports.all_of(Path(settings.run.data_dir), "mlflow")
+    ours = {"", *(f"http://{ports.HOST}:{p}" for p in (settings.stack.mlflow_port, *known))}
+    return settings.tracking.enabled and settings.tracking.uri in ours
 
 
 def command(settings: Settings) -> list[str]:

@@ -5,6 +5,7 @@ import random
 import socket
 from pathlib import Path
 
+from infra.locks import locked
 from schemas.errors import StackError
 
 HOST = "127.0.0.1"
@@ -12,6 +13,7 @@ FIRST, LAST = 20_000, 30_000
 """Below the range that the kernel deals to outgoing connections: a client that keeps calling a dead server's port there
 can be connected to itself, and then holds the port."""
 
+_WAIT_S = 10
 _dealt: set[int] = set()
 _random = random.SystemRandom()
 """Not the seeded one: two processes with one seed would draw the same ports."""
@@ -48,18 +50,40 @@ def remembered(data_dir: Path, name: str, wanted: int = 0) -> int:
     Raises:
         StackError: `stack.json` is malformed.
     """
-    path = data_dir / "stack.json"
-    try:
-        ports: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
-    except ValueError as error:
-        raise StackError(f"{path} is malformed ({error}); delete it, and the servers take new ports") from error
-    port = wanted or ports.get(name) or free_port()
-    if ports.get(name) != port:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(ports | {name: port}, indent=2) + "\n")
-        temporary.replace(path)
+    had = all_of(data_dir, name)
+    if had and wanted in {0, had[0]}:
+        return had[0]
+    late = StackError(f"another process has been choosing ports in {data_dir} for {_WAIT_S} s; end it")
+    with locked(data_dir / "stack" / "ports.lock", _WAIT_S, late):
+        had = all_of(data_dir, name)  # another process may have been as quick
+        port = wanted or (had[0] if had else free_port())
+        chosen = [port, *(p for p in had if p != port)]
+        temporary = _file(data_dir).with_suffix(".tmp")
+        temporary.write_text(json.dumps(_read(data_dir) | {name: chosen}, indent=2) + "\n")
+        temporary.replace(_file(data_dir))
     return port
+
+
+def all_of(data_dir: Path, name: str) -> list[int]:
+    """The ports that server `name` has ever had in this data folder, the present one first; saved runs name old ones.
+
+    Raises:
+        StackError: `stack.json` is malformed.
+    """
+    return _read(data_dir).get(name, [])
+
+
+def _file(data_dir: Path) -> Path:
+    return data_dir / "stack.json"
+
+
+def _read(data_dir: Path) -> dict[str, list[int]]:
+    path = _file(data_dir)
+    try:
+        found: dict[str, int | list[int]] = json.loads(path.read_text()) if path.exists() else {}
+        return {name: [p] if isinstance(p, int) else p for name, p in found.items()}
+    except (ValueError, AttributeError) as error:
+        raise StackError(f"{path} is malformed ({error}); delete it, and the servers take new ports") from error
 
 
 def require_free(name: str, port: int, setting: str) -> None:

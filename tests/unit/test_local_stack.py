@@ -31,6 +31,24 @@ def test_a_server_keeps_its_port(tmp_path: Path) -> None:
     assert ports.remembered(tmp_path, "kafka") == 20_123
 
 
+def test_processes_that_choose_a_port_at_once_take_the_same_one(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        assert len({*pool.map(lambda _: ports.remembered(tmp_path, "kafka"), range(16))}) == 1
+
+
+def test_a_server_of_a_saved_run_stays_local_when_it_is_given_another_port(tmp_path: Path) -> None:
+    """What the error about a taken port advises."""
+    saved = resolve(_settings(tmp_path))
+    options = ("--stack.kafka_port=20123", "--stack.mlflow_port=20124")
+    again = resolve(load([], [f"--run.data_dir={tmp_path}", *options, *_addresses(saved)]))
+    assert _addresses(again) == ["--kafka.brokers=127.0.0.1:20123", "--tracking.uri=http://127.0.0.1:20124"]
+    assert _addresses(resolve(saved)) == _addresses(again)  # another run of this folder, saved before
+
+
+def _addresses(settings: Settings) -> list[str]:
+    return [f"--kafka.brokers={settings.kafka.brokers}", f"--tracking.uri={settings.tracking.uri}"]
+
+
 def test_a_chosen_port_is_never_one_of_outgoing_connections() -> None:
     assert all(20_000 <= ports.free_port() < 30_000 for _ in range(20))
 
