@@ -12,6 +12,7 @@ from inference.orders import Orders
 from inference.outbox import Outbox
 from inference.service import RolloutService
 from inference.tasks import ShareGroupTasks
+from inference.weights import WeightFollower
 from infra.telemetry import INSTANCE_ENVIRONMENT, Stop, Telemetry, logger, main
 from schemas.errors import LagoonError
 from schemas.names import Service
@@ -24,8 +25,8 @@ async def serve(service: RolloutService, stop: Stop) -> None:
     """Roll out until `stop` is set; then finish what runs and send what is finished."""
     try:
         async with asyncio.TaskGroup() as verbs:
-            verbs.create_task(_repeat(lambda: _follow(service, stop), stop))
-            verbs.create_task(_repeat(service.pull_tasks, stop))
+            looks = [verbs.create_task(_repeat(verb, stop)) for verb in (service.follow_weights, service.pull_tasks)]
+            verbs.create_task(_cut_short(service.weights, looks, stop))
             verbs.create_task(_repeat(service.send_episodes, stop))
             verbs.create_task(_repeat(service.hear_orders, stop))
             verbs.create_task(_repeat(service.report, stop))
@@ -39,15 +40,12 @@ async def _repeat(verb: Callable[[], Awaitable[None]], stop: Stop) -> None:
         await verb()
 
 
-async def _follow(service: RolloutService, stop: Stop) -> None:
-    """Follow the weights. A start of the engine, which may take minutes, is not waited for once `stop` is set."""
-    following = asyncio.ensure_future(service.follow_weights())
-    while not following.done():
-        await asyncio.wait({following}, timeout=_STOP_POLL_S)
-        if stop and not service.weights.can_sample:
-            following.cancel()
-    if not following.cancelled():
-        following.result()
+async def _cut_short(weights: WeightFollower, looks: list[asyncio.Task[None]], stop: Stop) -> None:
+    """Once `stop` is set, end a start of the engine, which may take minutes, whichever of `looks` waits for it."""
+    while not all(look.done() for look in looks):
+        if stop and not weights.can_sample:
+            weights.give_up()
+        await asyncio.wait(looks, timeout=_STOP_POLL_S)
 
 
 def open_outbox(settings: Settings, instance: str) -> Outbox:

@@ -81,12 +81,9 @@ class RolloutService:
         await asyncio.sleep(self.settings.weights.poll_s)
 
     async def pull_tasks(self) -> None:
-        """Take tasks while there is room, and begin their episodes. Behind the staleness bound, swap first.
-
-        An engine is started by `follow_weights` alone, which a stop may end at any time.
-        """
+        """Take tasks while there is room, and begin their episodes. Behind the staleness bound, swap first."""
         if self.weights.lag > self.settings.loop.max_staleness:
-            await self.weights.follow(start=False)
+            await self.weights.follow()
         await asyncio.to_thread(self.tasks.next, 0)  # joining takes seconds: it goes on while weights load
         num_groups = self._room // self.settings.loop.group_size
         if not num_groups or self.orders.pause or self._no_place() or self.weights.blocked():
@@ -96,7 +93,7 @@ class RolloutService:
             await asyncio.sleep(_BROKEN_PAUSE_S)
         for task in await asyncio.to_thread(self.tasks.next, num_groups):
             if task.min_weight_version > self.weights.serving:  # of a version that the last look has not seen
-                await self.weights.follow(start=False)
+                await self.weights.follow()
             self.packer.started(task.group_id, task.group_size)
             self.rollouts.start(task)
 

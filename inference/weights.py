@@ -45,6 +45,8 @@ class WeightFollower:
         self._revive_at, self._num_revivals = 0.0, 0
         self._read_at = time.monotonic()
         self._lock = asyncio.Lock()
+        self._looking: asyncio.Future[bool] | None = None
+        self._given_up = False
 
     @property
     def serving(self) -> int:
@@ -86,28 +88,24 @@ class WeightFollower:
             return ""
         return f"serving version {self.serving}, fingerprint {self.fingerprint[:12]}: {self._fault()}"
 
-    async def follow(self, start: bool = True) -> bool:
-        """Look once, and swap to the newest version that can be proven; true if it did.
-
-        Without `start` only where an engine runs: starting one may take minutes, and who wants that can be interrupted.
-        """
+    async def follow(self) -> bool:
+        """Look once, and swap to the newest version that can be proven; true if it did. Not after `give_up`."""
         async with self._lock:
-            if not start and not self.can_sample:
+            if self._given_up:
                 return False
-            if self._server.fault and not await self._revive():
-                return False
+            self._looking = asyncio.ensure_future(self._look())
             try:
-                versions = await asyncio.to_thread(self._store.versions)
-            except STORE_ERRORS as error:
-                self._store_error = f"the weight store cannot be read: {error}"
-                return False
-            self._store_error = "" if versions else _NOTHING_PUBLISHED
-            self.latest = max(versions, default=self.latest)
-            swapped = await self._swap([v for v in versions if v > self.serving])
-            if swapped or self.serving in versions:
-                self._read_at = time.monotonic()
-            POLICY_LAG.set(self.lag)
-            return swapped
+                return await self._looking
+            except asyncio.CancelledError:
+                if self._given_up:
+                    return False
+                raise
+
+    def give_up(self) -> None:
+        """End the look that is under way, and begin no other: to start an engine may take minutes."""
+        self._given_up = True
+        if self._looking is not None:
+            self._looking.cancel()
 
     async def at_least(self, version: int, timeout_s: float) -> bool:
         """Wait until `version` or a later one is served; false at the limit. Something else calls `follow`."""
@@ -115,6 +113,22 @@ class WeightFollower:
         while self.serving < version and time.monotonic() < deadline:
             await asyncio.sleep(self._poll_s)
         return self.serving >= version
+
+    async def _look(self) -> bool:
+        if self._server.fault and not await self._revive():
+            return False
+        try:
+            versions = await asyncio.to_thread(self._store.versions)
+        except STORE_ERRORS as error:
+            self._store_error = f"the weight store cannot be read: {error}"
+            return False
+        self._store_error = "" if versions else _NOTHING_PUBLISHED
+        self.latest = max(versions, default=self.latest)
+        swapped = await self._swap([v for v in versions if v > self.serving])
+        if swapped or self.serving in versions:
+            self._read_at = time.monotonic()
+        POLICY_LAG.set(self.lag)
+        return swapped
 
     async def _swap(self, newer: list[int]) -> bool:
         for version in sorted(newer, reverse=True):

@@ -11,10 +11,11 @@ import pytest
 from inference.engines.base import EngineError
 from inference.orders import Orders
 from inference.outbox import Outbox
+from inference.serve import serve
 from inference.service import RolloutService
 from inference.serving import Server
 from inference.weights import WeightFollower
-from infra.telemetry import Telemetry
+from infra.telemetry import Stop, Telemetry
 from schemas.errors import BrokerError
 from schemas.messages import Task
 from schemas.settings import Settings
@@ -46,7 +47,7 @@ class Starts:
         if self.num > 1:
             raise EngineError("started again")
         self.begun.set()
-        self.up.wait(30)
+        self.up.wait(45)
         return FakeEngine(folder, version)
 
 
@@ -71,23 +72,52 @@ def service_of(tmp_path: Path, store: FakeStore, starts: Starts) -> RolloutServi
     return service
 
 
+@pytest.fixture
+def service(tmp_path: Path, starts: Starts) -> Generator[RolloutService]:
+    """One that joins a run too late to sample for it with what it serves, which is nothing."""
+    made = service_of(tmp_path, FakeStore(dict.fromkeys(range(1, 6), PROBE)), starts)
+    assert made.settings.loop.max_staleness < 5
+    yield made
+    made.telemetry.close()
+
+
 @pytest.mark.timeout(60)
-def test_a_start_of_the_engine_that_is_given_up_is_not_begun_again_by_who_pulls_tasks(
-    tmp_path: Path, starts: Starts
+def test_a_start_of_the_engine_that_is_given_up_is_begun_again_by_no_verb(
+    service: RolloutService, starts: Starts
 ) -> None:
     async def run() -> None:
-        service = service_of(tmp_path, FakeStore(dict.fromkeys(range(1, 6), PROBE)), starts)
-        assert service.settings.loop.max_staleness < 5
         following = asyncio.create_task(service.follow_weights())
         await asyncio.to_thread(starts.begun.wait, 30)
         pulling = asyncio.create_task(service.pull_tasks())
-        await asyncio.sleep(0)  # it waits for its look now, if it is to have one
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        await pulling
+        await asyncio.sleep(0)  # it waits for its own look now
+        service.weights.give_up()
+        await asyncio.gather(following, pulling)
         starts.up.set()
         await service.close()
-        service.telemetry.close()
 
     asyncio.run(run())
-    assert starts.num == 1
+    assert (starts.num, service.weights.serving) == (1, 0)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("verb", ["follow_weights", "pull_tasks"])
+def test_a_stop_waits_for_no_start_of_the_engine_whichever_verb_began_it(
+    service: RolloutService, starts: Starts, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    async def idle() -> None:
+        await asyncio.sleep(0.01)
+
+    async def run() -> bool:
+        if verb == "pull_tasks":
+            monkeypatch.setattr(service, "follow_weights", idle)
+            service.weights.latest = 5  # as an earlier look found
+        stop = Stop()
+        serving = asyncio.create_task(serve(service, stop))
+        await asyncio.to_thread(starts.begun.wait, 30)
+        stop.set()
+        await serving
+        came_up = starts.up.is_set()
+        starts.up.set()
+        return came_up
+
+    assert (asyncio.run(run()), starts.num) == (False, 1)

@@ -293,25 +293,6 @@ def test_an_engine_that_died_is_brought_back_with_what_it_served_and_proven_agai
     asyncio.run(run())
 
 
-def test_who_only_swaps_brings_no_engine_back(tmp_path: Path) -> None:
-    store = FakeStore({1: OLD})
-
-    async def run() -> None:
-        setup = Setup(tmp_path, store)
-        follower = setup.follower
-        assert not await follower.follow(start=False)
-        assert (follower.serving, setup.server.engine) == (0, None)
-        assert await follower.follow()
-        store.published[2] = NEW
-        assert await follower.follow(start=False)
-        setup.engine.die("killed")
-        store.published[3] = NEWER
-        assert not await follower.follow(start=False)
-        assert (setup.engine.fault, setup.engine.num_loads) == ("killed", 1)
-
-    asyncio.run(run())
-
-
 def test_an_engine_that_does_not_start_is_not_tried_with_every_older_version(tmp_path: Path) -> None:
     store = FakeStore({1: OLD, 2: NEW})
 
