@@ -27,12 +27,13 @@ class Producer:
     messages), `poll`, `flush` and `close`, in the calling thread.
 
     A client that can send no more (a broker has lost what it knew of it, for one: confluentinc/librdkafka#3584) is
-    replaced: what it had not delivered fails, what comes later goes out.
+    replaced: what it had not delivered fails for that reason, what comes later goes out.
     """
 
     def __init__(self, kafka: Kafka, client_id: str) -> None:
         self._kafka = kafka
         self._error: BrokerError | None = None
+        self._fault: KafkaError | None = None
         self._connect = partial(create, confluent_kafka.Producer, kafka, _settings(kafka, client_id))
         self._client, self._lock = self._connect(), Lock()
 
@@ -121,8 +122,10 @@ class Producer:
             if self._client is client:  # the first thread to notice
                 log.error("%s: another client takes over, this one failed: %s", action, fault.str())
                 self._client = self._connect()
+        outer, self._fault = self._fault, self._fault or fault
         client.purge()
         self._drain(client, 1)  # serves the callbacks of what was purged, and hears the fault again
+        self._fault = outer
 
     def _enqueue(self, message: dict[str, Any]) -> None:
         deadline = time.monotonic() + self._kafka.timeout_s
@@ -144,7 +147,7 @@ class Producer:
         failure = None
         if error is not None:
             topic = message.topic() or "?"
-            failure = broker_error(self._kafka, f"delivering to {topic}", error)
+            failure = broker_error(self._kafka, f"delivering to {topic}", self._fault or error)
             DELIVERY_FAILURES.labels(topic).inc()
             log.error("%s", failure)
         if on_delivery is not None:
