@@ -15,9 +15,11 @@ from schemas.settings import Kafka, Settings
 from schemas.topics import BUFFER
 from tests.integration.test_dispatch_kafka import Tasks, closing, dispatches
 from tests.integration.test_hung_evaluator import until, with_tasks
-from tests.integration.test_learner import check_each_row_was_trained_once, prepare, steps_done
+from tests.integration.test_learner import check_each_row_was_trained_once, prepare, put_rows, steps_done
 
-STEPS = 6
+STEPS, READY = 6, 4
+"""Steps of the run, and those that there are rows for before the learner hangs: it must not have finished by then."""
+
 HUNG = ("learner", "dispatch")
 
 
@@ -37,13 +39,14 @@ def test_a_learner_and_a_dispatcher_that_hang_are_named_killed_and_gone_on_from_
     settings = _settings(tmp_path, kafka)
     supervisor.start([programs.service(settings, name) for name in (*HUNG, "warden")])
     tasks = Tasks(kafka)
-    until(lambda: steps_done(settings) >= 2 and bool(tasks.read()), "steps and tasks")
+    until(lambda: steps_done(settings) == READY and bool(tasks.read()), "steps and tasks")
     before = {name: _state(supervisor, name).pid for name in HUNG}
     for pid in before.values():
         os.kill(pid, signal.SIGSTOP)
     for name, pid in before.items():
         reason = f"{name}: process {pid} does not answer; after 5 s it is killed and started again"
         until(lambda reason=reason: reason in health.service(settings, "warden").reason, "word of the hung process")
+    put_rows(settings, tmp_path, range(READY, STEPS))
     until(lambda: _state(supervisor, "learner").is_finished, "end of the run")
     check_each_row_was_trained_once(settings, STEPS)
 
@@ -60,8 +63,8 @@ def test_a_learner_and_a_dispatcher_that_hang_are_named_killed_and_gone_on_from_
 
 
 def _settings(folder: Path, kafka: Kafka) -> Settings:
-    values = with_tasks(prepare(folder, kafka, STEPS)).model_dump()
-    values["stack"]["hung_timeout_s"], values["learner"]["min_update_s"] = 5, 0.5
+    values = with_tasks(prepare(folder, kafka, READY)).model_dump()
+    values["stack"]["hung_timeout_s"], values["learner"]["num_train_steps"] = 5, STEPS
     settings = Settings.model_validate(values)
     settings.save(settings.run.folder / "settings.json")
     return settings
