@@ -20,7 +20,7 @@ class Topic:
     def config(self, kafka: Kafka) -> dict[str, str]:
         """Broker settings of this topic. Log-append time makes the merge of topics a function of the log.
 
-        A broker that stores batches as they come limits what they take compressed only, and readers would unfold them.
+        A broker that keeps batches as they come limits what they take compressed only, and readers would unfold them.
         """
         retention_ms = str(kafka.retention_h * HOUR_MS)
         settings = {
@@ -28,7 +28,7 @@ class Topic:
             "retention.ms": retention_ms,
             "message.timestamp.type": "LogAppendTime",
             "max.message.bytes": str(kafka.max_message_bytes),
-            "compression.type": "uncompressed",
+            "compression.type": kafka.compression,
         }
         if "compact" in self.cleanup:  # replay needs every message for as long as trajectories are kept
             settings["min.compaction.lag.ms"] = retention_ms
