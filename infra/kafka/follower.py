@@ -93,17 +93,18 @@ class Follower(Generic[M]):
         return error
 
     def _read(self, timeout_s: float) -> Iterator[M]:
-        messages = self._consumer.consume(_BATCH, timeout_s)
-        last = {m.key(): m for m in messages if m.error() is None} if self._newest else {}
+        came = self._consumer.consume(_BATCH, timeout_s)
+        messages = [m for m in came if m.error() is None]
+        last = {m.key(): m for m in messages} if self._newest else {}
         for message in messages:
-            if (error := message.error()) is not None:
-                self._handle(error, message)
-                continue
             self._next = (message.offset() or 0) + 1
             key = message.key()
             if key not in self._without and last.get(key, message) is message:
                 decoded = self._decode(message)
                 yield from () if decoded is None else (decoded,)
+        for message in came:  # only now: one may end this, and what came with it would not come again
+            if (error := message.error()) is not None:
+                self._handle(error, message)
 
     def _decode(self, message: Message) -> M | None:
         body = message.value()
