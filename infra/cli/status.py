@@ -18,7 +18,8 @@ def run(argv: Sequence[str]) -> int:
     """Show the state of the current run; 1 if a part is not well or stopped."""
     args, overrides = arguments.parse(arguments.parser("status", "How each part of the run is."), argv)
     settings = resolve(arguments.settings_of(args.config, overrides, must_exist=False))
-    found = parts(settings, Supervisor(settings.run.data_dir).states())
+    supervisor = Supervisor(settings.run.data_dir)
+    found = parts(settings, supervisor.states(), supervisor.started())
     tables.show(
         tables.table(
             ("service", "state", "health", "age", "address", "reason"),

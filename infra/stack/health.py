@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,11 @@ class Part:
         return self.state == STOPPED and not self.health.ok
 
 
-def parts(settings: Settings, states: list[State]) -> list[Part]:
-    """Every part of the run: servers first, then the processes that were started."""
+def parts(settings: Settings, states: list[State], started: Sequence[str]) -> list[Part]:
+    """Every part of the run: servers first, then the processes that were `started`, also without a supervisor."""
     known = {s.program: s for s in states}
     names = [programs.KAFKA, *([programs.MLFLOW] if settings.tracking.enabled else [])]
-    names += sorted(n for n in known if n not in programs.SERVERS)
+    names += sorted({*known, *started} - {*programs.SERVERS})
     return [_part(settings, name, known.get(name)) for name in names]
 
 
@@ -133,7 +134,8 @@ def get(uri: str, path: str, timeout_s: float = 2) -> tuple[int, str]:
 def _part(settings: Settings, name: str, state: State | None) -> Part:
     if state:
         return Part(name, state.name, state.age_s, check(settings, state))
-    return Part(name, STOPPED if programs.is_local(settings, name) else REMOTE, 0, _answer(settings, name))
+    is_remote = name in programs.SERVERS and not programs.is_local(settings, name)
+    return Part(name, REMOTE if is_remote else STOPPED, 0, _answer(settings, name))
 
 
 def _answer(settings: Settings, name: str, pid: int | None = None) -> Health:

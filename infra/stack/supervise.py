@@ -115,6 +115,10 @@ class Supervisor:
         """Every program that the supervisor knows; none when there is no supervisor."""
         return [_state(info) for info in self._call("getAllProcessInfo")] if self.is_running() else []
 
+    def started(self) -> list[str]:
+        """Names of the programs that were started here and not forgotten since, also without a supervisor."""
+        return sorted(file.stem for file in self._file("*").parent.glob("*.conf"))
+
     def is_running(self) -> bool:
         """Whether the supervisor answers, and is not about to end."""
         return self._answer() == "running"

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from infra.stack import ports
+from infra.stack import health, ports
 from infra.stack.bring_up import take_down
 from infra.stack.policy import prepare_policy
 from infra.stack.programs import ROOT, Program
@@ -97,6 +97,16 @@ def test_what_a_killed_supervisor_left_behind_is_ended_before_the_next_start(
     supervisor.start([program])
     assert _pid(supervisor, "sleeper") != orphan
     _until(lambda: marked(str(tmp_path)) == [_pid(supervisor, "sleeper")])
+
+
+def test_what_was_started_is_shown_without_a_supervisor_too(supervisor: Supervisor, tmp_path: Path) -> None:
+    settings = load([], [f"--run.data_dir={tmp_path}", "--kafka.brokers=127.0.0.1:1", "--tracking.enabled=false"])
+    supervisor.start([_sleeper(tmp_path)])
+    for end in (lambda: None, lambda: supervisor.shutdown(30)):
+        end()
+        found = health.parts(settings, supervisor.states(), supervisor.started())
+        assert [(part.name, part.health.ok) for part in found] == [("kafka", False), ("sleeper", False)]
+    assert [part.state for part in found] == ["remote", "stopped"]
 
 
 def test_a_supervisor_that_is_asked_to_end_is_waited_for_by_every_command(tmp_path: Path) -> None:
