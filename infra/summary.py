@@ -71,10 +71,21 @@ def summarize(settings: Settings, wall_s: float) -> dict[str, Any]:
 
 
 def probes(run: Path) -> dict[str, Any]:
-    """How often an engine of the run was asked to prove a weight version, and how it went."""
-    lines = [json.loads(line) for file in run.glob("cache/**/proofs.jsonl") for line in file.read_text().splitlines()]
+    """How often an engine of the run was asked to prove a weight version, and how it went.
+
+    A line that was cut off, by a full disk or a kill, says nothing.
+    """
+    texts = [line for file in run.glob("cache/**/proofs.jsonl") for line in file.read_text().splitlines()]
+    lines = [line for line in map(_line, texts) if line]
     exact = [line["difference"] for line in lines if line["exact"]]
     return {"loads": len(lines), "exact": len(exact), "largest_difference": max(exact, default=None)}
+
+
+def _line(text: str) -> dict[str, Any]:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
 
 
 def _checks(lake: duckdb.DuckDBPyConnection, mode: str) -> dict[str, Any]:

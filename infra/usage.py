@@ -96,10 +96,14 @@ class Usage:
             due = self._seen_us - self._start_us >= (1 if force else self._interval_us)
             if due:
                 self._unsent.append(self._close_interval())
-            waiting = list(self._unsent) if due else []
+            waiting = deque(self._unsent if due else ())
             self._unsent = self._unsent if not due else deque(maxlen=_MAX_UNSENT)
-        for interval in waiting:
-            self._send(interval)
+        try:
+            while waiting:
+                self._send(waiting[0])
+                waiting.popleft()
+        finally:
+            self._unsent.extend(waiting)  # a full queue has not taken them
 
     def _enter(self, change: int) -> None:
         with self._lock:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.lake import Lake
-from infra.summary import busy_overlap, summarize
+from infra.summary import busy_overlap, probes, summarize
 from schemas.settings import Settings
 from tests.rows import AT
 from tests.unit.test_views import fill
@@ -33,6 +33,13 @@ def test_a_bin_overlaps_by_the_lesser_of_both() -> None:
 
 def test_without_training_there_is_no_overlap() -> None:
     assert busy_overlap([interval("rollout", 0, 2, 1)]) == 0
+
+
+def test_a_proof_whose_line_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "cache" / "rollout-0").mkdir(parents=True)
+    proof, cut = '{"version": 1, "exact": true, "difference": 0.5}\n', '{"version": 2, "ex'
+    (tmp_path / "cache" / "rollout-0" / "proofs.jsonl").write_text(f"{proof}{cut}{proof}{proof}{cut}")
+    assert probes(tmp_path) == {"loads": 2, "exact": 2, "largest_difference": 0.5}
 
 
 @pytest.mark.parametrize(("mode", "staleness", "passed"), [("sync", 0, True), ("sync", 1, False), ("async", 0, False)])

@@ -15,15 +15,17 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class FakeProducer:
-    """Keeps what is sent; `fail` makes the next deliveries fail."""
+    """Keeps what is sent; `fail` makes the next deliveries fail, `is_full` the next sends."""
 
     def __init__(self) -> None:
         self.intervals: list[UsageInterval] = []
         self.keys: list[str] = []
-        self.fail = False
+        self.fail = self.is_full = False
 
     def send(self, topic: str, key: str, value: bytes, *, on_delivery: Callable[[BrokerError | None], None]) -> None:
         assert topic == "usage"
+        if self.is_full:
+            raise BrokerError("the queue stayed full")
         on_delivery(BrokerError("away") if self.fail else None)
         if not self.fail:
             self.keys.append(key)
@@ -170,6 +172,21 @@ def test_an_interval_that_kafka_did_not_take_is_sent_again_under_its_id() -> Non
         (0, START + timedelta(seconds=2)),
     ]
     assert producer.keys == ["rollout-0", "rollout-0"]
+
+
+def test_intervals_that_a_full_queue_refuses_are_sent_later_each_once() -> None:
+    producer, clock = FakeProducer(), Clock()
+    usage = _usage(producer, clock)
+    producer.is_full = True
+    for tokens in (5, 6):
+        usage.add(tokens=tokens)
+        clock.move(2)
+        with pytest.raises(BrokerError):
+            usage.tick()
+    producer.is_full = False
+    clock.move(2)
+    usage.tick()
+    assert [i.num_tokens for i in producer.intervals] == [5, 6, 0]
 
 
 @pytest.mark.parametrize("jump_s", [-3600, -0.5, 0.5])
