@@ -12,9 +12,10 @@ import duckdb
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from infra.lake import Lake
+from infra.retries import reason
 from schemas.errors import LakeError
 from schemas.settings import Cost
 from schemas.tables import TABLES, Table
@@ -97,6 +98,10 @@ def _dataset(lake: Lake, table: Table) -> ds.Dataset | pa.Table:
         handle = DeltaTable(lake.table_uri(table.name), storage_options=lake.storage_options)
     except TableNotFoundError:
         return table.delta_schema.empty_table()
+    except (DeltaError, OSError) as error:
+        raise LakeError(
+            f"table {table.name} at {lake.table_uri(table.name)} cannot be read: {reason(error)}"
+        ) from error
     stored = pa.schema(handle.schema().to_arrow())
     missing = [f for f in table.delta_schema if f.name not in stored.names]
     if not missing:

@@ -19,6 +19,7 @@ from infra.cli.demo import PROFILE
 from infra.compare import MODES, Figures, figures, versus
 from infra.stack.bring_up import bring_up, take_down
 from infra.stack.supervise import Supervisor
+from schemas.errors import SettingsError
 from schemas.settings import Settings, load
 
 WORKLOAD = PROFILE.with_name("compare.toml")
@@ -36,6 +37,8 @@ Round = dict[str, Any]
 def run(argv: Sequence[str]) -> int:
     """Run both twins in every round; 1 if a run ended early or its books do not balance."""
     args, overrides = arguments.parse(_parser(), argv)
+    if args.rounds < 1:
+        raise SettingsError(f"--rounds is {args.rounds}; it takes one at least")
     stamp = f"compare-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     if args.steps:
         overrides.append(f"--learner.num_train_steps={args.steps}")

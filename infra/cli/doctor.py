@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import NewTopic
+from deltalake.exceptions import DeltaError
 from obstore.exceptions import BaseError
 from packaging.requirements import Requirement
 
@@ -18,6 +20,7 @@ from infra import sql
 from infra.cli import arguments, tables
 from infra.kafka import administrator, client_settings, topic_differences
 from infra.lake import Lake
+from infra.retries import reason
 from infra.stack import container, health, java, kafka, mlflow
 from infra.stack.bring_up import resolve
 from infra.stack.programs import ROOT
@@ -60,6 +63,8 @@ def examine(check: Callable[[Settings], Finding], settings: Settings) -> Finding
         return check(settings)
     except (LagoonError, OSError, BaseError) as error:
         return Finding("failed", str(error))
+    except (DeltaError, duckdb.Error) as error:
+        return Finding("failed", f"{reason(error)}; restore what is damaged, or bring the store back")
     except KafkaException as error:
         return Finding("failed", f"{error.args[0].str()}; check kafka.brokers and the rights of this client")
 

@@ -1,10 +1,12 @@
 """`lagoon COMMAND …`: each command is a module with `run(argv) -> exit status`, imported when it is asked for."""
 
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
+from infra import disk
 from schemas.errors import LagoonError
 
 COMMANDS = {
@@ -34,15 +36,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         return importlib.import_module(f"infra.cli.{command}").run(rest)
-    except LagoonError as error:
-        print(f"lagoon {command}: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print(f"lagoon {command}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader, `head` for example, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except (LagoonError, OSError) as error:
+        print(f"lagoon {command}: {_in_words(error)}", file=sys.stderr)
+        return 2
+
+
+def _in_words(error: LagoonError | OSError) -> str:
+    """What to tell of `error`; raises one that is a bug rather than a matter of the data folder."""
+    if isinstance(error, LagoonError):
+        return str(error)
+    if isinstance(error, (PermissionError, NotADirectoryError, FileExistsError)) or error.errno == errno.EROFS:
+        return f"{error}; look at run.data_dir, and whose it is"
+    if disk.is_full(error):
+        return f"{error}; make room there"
+    raise error
 
 
 def usage() -> str:

@@ -118,9 +118,13 @@ def last_line(log: Path) -> str:
 
 def get(uri: str, path: str, timeout_s: float = 2) -> tuple[int, str]:
     """Status and body of an HTTP GET; status 0 and the reason where nothing answers."""
-    parsed = urlsplit(uri)
+    try:
+        parsed = urlsplit(uri)
+        host, port = parsed.hostname or "", parsed.port
+    except ValueError as error:
+        return 0, f"no address: {error}"
     type_ = http.client.HTTPSConnection if parsed.scheme == "https" else http.client.HTTPConnection
-    connection = type_(parsed.hostname or "", parsed.port, timeout=timeout_s)
+    connection = type_(host, port, timeout=timeout_s)
     try:
         connection.request("GET", parsed.path.rstrip("/") + path)
         answer = connection.getresponse()

@@ -15,6 +15,7 @@ from rich.table import Table
 from infra.cli import arguments, doctor, status, tables
 from infra.cli.main import COMMANDS, main
 from infra.lake import Lake
+from infra.stack import health
 from infra.stack.bring_up import point
 from infra.stack.health import Health, Part
 from infra.stack.programs import ROOT
@@ -39,6 +40,36 @@ def test_a_wrong_setting_is_one_message_and_status_2(tmp_path: Path, capsys: pyt
     error = capsys.readouterr().err
     assert error.startswith("lagoon up: loop.bach_size: ")
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("command", ["status", "down"])
+def test_a_data_folder_that_is_none_is_one_message_and_status_2(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main([command, f"--run.data_dir={tmp_path}/file"]) == 2
+    assert "look at run.data_dir" in capsys.readouterr().err
+
+
+def test_what_cannot_be_answered_is_one_message_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--rounds=0"]) == 2
+    assert capsys.readouterr().err == "lagoon compare: --rounds is 0; it takes one at least\n"
+    assert health.get("http://host:abc", "/health")[0] == 0
+
+
+def test_a_damaged_table_is_a_message_of_sql_and_a_finding_of_doctor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = load([], [f"--run.data_dir={tmp_path}", "--tracking.enabled=false"])
+    settings.save(settings.run.folder / "settings.json")
+    Lake.of(settings).ensure()
+    for log in (settings.run.folder / "lake" / "train_samples" / "_delta_log").glob("*.json"):
+        log.write_text("{broken")
+    assert main(["sql", "select 1", f"--run.data_dir={tmp_path}", "--run.name=default"]) == 2
+    assert "table train_samples" in capsys.readouterr().err
+    for check in (doctor.lake, doctor.sampling):
+        found = doctor.examine(check, settings)
+        assert (found.observed, bool(found.mend)) == ("failed", True)
 
 
 def test_an_unknown_flag_ends_with_2() -> None:
