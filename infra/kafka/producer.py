@@ -122,7 +122,7 @@ class Producer:
             if self._client is client:  # the first thread to notice
                 log.error("%s: another client takes over, this one failed: %s", action, fault.str())
                 self._client = self._connect()
-        outer, self._fault = self._fault, self._fault or fault
+        outer, self._fault = self._fault, fault  # while it is drained it tells more than that it failed
         client.purge()
         self._drain(client, 1)  # serves the callbacks of what was purged, and hears the fault again
         self._fault = outer

@@ -156,7 +156,7 @@ def test_a_message_above_the_limit_is_refused_at_once() -> None:
         producer.send("usage", "a", b"x" * 2000)
 
 
-@pytest.mark.parametrize("notice", ["send", "poll", "flush"])
+@pytest.mark.parametrize("notice", ["send", "produce", "poll", "flush"])
 def test_a_client_that_can_send_no_more_is_replaced_and_what_it_had_fails(notice: str) -> None:
     client = {"linger.ms": 20_000, "batch.size": 1000}  # a message of this size goes at once, a smaller one waits
     with mock_broker() as address:
@@ -171,7 +171,13 @@ def test_a_client_that_can_send_no_more_is_replaced_and_what_it_had_fails(notice
         producer.flush(30)
         send(under_way)
         break_for_good(producer)
-        if notice != "send":
+        if notice == "produce":  # it broke after `send` had polled
+
+            def look_away(*_: object) -> None:
+                del producer._poll
+
+            producer._poll = look_away
+        elif notice != "send":
             producer.poll() if notice == "poll" else producer.flush(30)
             assert [body for body, _ in outcomes] == [before, under_way]
         send(after)
@@ -181,6 +187,7 @@ def test_a_client_that_can_send_no_more_is_replaced_and_what_it_had_fails(notice
         (under_way, BrokerError),
         (after, NoneType),
     ]
+    assert "answers OUT_OF_ORDER_SEQUENCE_NUMBER" in str(outcomes[1][1])
 
 
 def break_for_good(producer: Producer) -> None:
