@@ -16,6 +16,9 @@ _SECRET = re.compile(
 )
 
 
+_PASSWORD = re.compile(r"[\w+.-]+://[^/@]*:[^/@]*@")
+
+
 def is_secret(key: str) -> bool:
     """Whether what stands under `key`, a setting of librdkafka or an object store, is for no file and no log."""
     return _SECRET.search(key) is not None
@@ -28,6 +31,15 @@ def _without_secrets(options: dict[str, str]) -> dict[str, str]:
         raise ValueError(f"{secret} are secrets, which are saved in no file; remove them and set ${names}")
     return options
 
+
+def _without_password(uri: str) -> str:
+    if _PASSWORD.match(uri):
+        raise ValueError("the address holds a password, which is saved in no file: set it in the environment instead")
+    return uri
+
+
+Uri = Annotated[str, AfterValidator(_without_password)]
+"""An address, or a path; one with a password in it is refused."""
 
 StorageOptions = Annotated[dict[str, str], AfterValidator(_without_secrets)]
 """Options of an object store, as delta-rs takes them; secrets are read from the environment."""

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.settings.base import Positive, Ratio, Seconds, Section, StorageOptions, is_secret
+from schemas.settings.base import Positive, Ratio, Seconds, Section, StorageOptions, Uri, is_secret
 
 
 class Run(Section):
@@ -72,9 +72,9 @@ class Kafka(Section):
 class Lake(Section):
     """The Delta lake. Without `uri` it lies in the run's folder."""
 
-    uri: str = ""
+    uri: Uri = ""
     storage_options: StorageOptions = {}
-    claims_uri: str = ""
+    claims_uri: Uri = ""
     """Where bodies lie that are too large for a message; without it `_lagoon/claims` in the lake. Same options."""
     sink_partitions: int = Field(default=2, ge=1, le=64)
 
@@ -82,7 +82,7 @@ class Lake(Section):
 class Weights(Section):
     """The weight store. Without `uri` it lies in the run's folder."""
 
-    uri: str = ""
+    uri: Uri = ""
     storage_options: StorageOptions = {}
     poll_s: Seconds = 0.25
     timeout_s: Seconds = 60
@@ -94,7 +94,7 @@ class Weights(Section):
 class Tracking(Section):
     """MLflow. Without `uri` the local stack starts a server; `enabled = false` goes without."""
 
-    uri: str = ""
+    uri: Uri = ""
     experiment: str = "lagoon"
     enabled: bool = True
 

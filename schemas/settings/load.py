@@ -86,5 +86,6 @@ def _merge(into: dict[str, Any], update: dict[str, Any]) -> None:
 
 def _fault(error: Any) -> str:
     where = ".".join(map(str, error["loc"])) or "settings"
-    observed = "" if isinstance(error.get("input"), dict) else f" (got {error.get('input')!r})"
+    is_told = not isinstance(error.get("input"), dict) and "password" not in error["msg"]
+    observed = f" (got {error.get('input')!r})" if is_told else ""
     return f"{where}: {error['msg'].removeprefix('Value error, ')}{observed}"

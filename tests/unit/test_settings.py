@@ -69,6 +69,14 @@ def test_what_a_store_or_librdkafka_keeps_secret_is_saved_in_no_file_and_no_log(
         load([], [f"--kafka.client={{'{name}'='p'}}"])
 
 
+@pytest.mark.parametrize("name", ["tracking.uri", "lake.uri", "lake.claims_uri", "weights.uri"])
+def test_an_address_with_a_password_is_refused_and_the_password_not_told(name: str) -> None:
+    with pytest.raises(SettingsError, match="holds a password") as refused:
+        load([], [f"--{name}=https://me:hush@host:5000/x"])
+    assert "hush" not in str(refused.value)
+    assert load([], [f"--{name}=https://me@host:5000/a:b@c"])
+
+
 @pytest.mark.parametrize(
     "name", ["aws_access_key_id", "aws_sse_kms_key_id", "azure_federated_token_file", "ssl.key.location"]
 )
