@@ -89,7 +89,9 @@ def follow(settings: Settings, stop: threading.Event, limit_s: float = float("in
                 state = watch.poll()
                 display.show(state)
                 progress.note(state, time.monotonic())
-                learner = next(s for s in supervisor.states() if s.program == Service.LEARNER)
+                learner = next((s for s in supervisor.states() if s.program == Service.LEARNER), None)
+                if learner is None:
+                    return f"the supervisor of {settings.run.data_dir} is gone, and the learner with it"
                 if not learner.is_up:
                     return (
                         ""

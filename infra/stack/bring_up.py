@@ -115,6 +115,8 @@ def wait_until_up(settings: Settings, supervisor: Supervisor, names: Sequence[st
     waiting = list(names)
     while waiting:
         states = {s.program: s for s in supervisor.states()}
+        if gone := [n for n in waiting if n not in states]:
+            raise StackError(f"the supervisor of {supervisor.data_dir} has ended, and {', '.join(gone)} with it")
         answers = {n: health.check(settings, states[n]) for n in waiting}
         elapsed = time.monotonic() - started
         for name in [n for n in waiting if answers[n].ok or answers[n].is_up]:

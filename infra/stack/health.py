@@ -102,6 +102,8 @@ def at(file: Path, pid: int | None = None) -> Health:
         return Health(False, f"process {address['pid']} is gone, and no other has taken its place yet")
     uri = f"http://{address['host']}:{address['port']}"
     status, body = get(uri, "/healthz")
+    if status and not all(_said(body).get(key) == address.get(key) for key in ("service", "instance", "pid")):
+        return Health(False, f"process {address['pid']} is gone, and another one answers at {uri}")
     reason = "" if status == 200 else _reason(body)
     is_up = status == 503 and reason != "starting"
     return Health(status == 200, reason, uri, is_up, is_silent=not status)
@@ -151,8 +153,12 @@ def _answer(settings: Settings, name: str, pid: int | None = None) -> Health:
 
 
 def _reason(body: str) -> str:
+    return str(_said(body).get("reason") or body[:300])
+
+
+def _said(body: str) -> dict[str, Any]:
     try:
         answer: Any = json.loads(body)
     except ValueError:
-        return body[:300]
-    return str(answer.get("reason") or body[:300]) if isinstance(answer, dict) else body[:300]
+        return {}
+    return answer if isinstance(answer, dict) else {}

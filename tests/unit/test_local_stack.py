@@ -13,9 +13,10 @@ import pytest
 
 from infra.locks import locked
 from infra.stack import container, health, java, kafka, policy, ports, programs, supervise, supervisord
-from infra.stack.bring_up import exclusive, resolve
+from infra.stack.bring_up import exclusive, resolve, wait_until_up
 from infra.stack.policy import policy_key
 from infra.stack.supervise import MAX_SOCKET_PATH, State, Supervisor
+from infra.telemetry import Telemetry
 from schemas.errors import SettingsError, StackError
 from schemas.settings import Family, Settings, load
 
@@ -212,6 +213,26 @@ def test_a_percent_sign_in_a_path_survives_supervisords_expansion(tmp_path: Path
     text = supervisord.program(program, {})
     assert "command=echo '100%% sure'" in text
     assert "50%%.log" in text
+
+
+def test_who_waits_for_a_part_is_told_when_the_supervisor_has_ended(tmp_path: Path) -> None:
+    with pytest.raises(StackError, match="has ended, and curate, learner with it"):
+        wait_until_up(_settings(tmp_path), Supervisor(tmp_path), ["curate", "learner"], print)
+
+
+def test_a_process_that_took_an_earlier_ones_pid_and_port_does_not_speak_for_it(tmp_path: Path) -> None:
+    telemetry = Telemetry(_settings(tmp_path), "learner", "learner")
+    try:
+        telemetry.health(True)
+        [file] = (tmp_path / "runs" / "default" / "services").glob("*.json")
+        assert health.at(file).ok
+        address = json.loads(file.read_text())
+        file.write_text(json.dumps(address | {"pid": os.getppid()}))
+        assert not health.at(file).ok
+        file.write_text(json.dumps(address | {"instance": "curate"}))
+        assert not health.at(file).ok
+    finally:
+        telemetry.close()
 
 
 def test_two_commands_cannot_change_one_stack_at_once(tmp_path: Path) -> None:
