@@ -52,6 +52,18 @@ def settings_of(files: Sequence[str], overrides: Sequence[str], must_exist: bool
     return load([], overrides)
 
 
+def data_dir_of(files: Sequence[str], overrides: Sequence[str]) -> str:
+    """The data folder that a command line means, also where the settings of its run cannot be read.
+
+    Raises:
+        SettingsError: settings that the command line itself names are wrong.
+    """
+    saved, place = _saved(overrides)
+    if files or not place:  # not the newest run of a data folder
+        return load(files or [saved], overrides).run.data_dir
+    return place[0].partition("=")[2]
+
+
 def _saved(overrides: Sequence[str]) -> tuple[Path, list[str]]:
     """Where the settings of the run lie, and the data folder that this is; they may have been saved in another one."""
     which = [o for o in overrides if o.startswith(("--run.name=", "--run.data_dir="))]

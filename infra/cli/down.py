@@ -10,7 +10,7 @@ def run(argv: Sequence[str]) -> int:
     """Take the stack down."""
     parser = arguments.parser("down", "Stop all processes and servers of the data folder; what they wrote stays.")
     args, overrides = arguments.parse(parser, argv)
-    settings = arguments.settings_of(args.config, overrides, must_exist=False)
-    take_down(settings.run.data_dir, print)
-    print(f"down; data stay in {settings.run.data_dir}")
+    data_dir = arguments.data_dir_of(args.config, overrides)
+    take_down(data_dir, print)
+    print(f"down; data stay in {data_dir}")
     return 0

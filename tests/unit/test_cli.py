@@ -51,6 +51,19 @@ def test_a_data_folder_that_is_none_is_one_message_and_status_2(
     assert "look at run.data_dir" in capsys.readouterr().err
 
 
+def test_a_stack_whose_settings_cannot_be_read_can_be_taken_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "current").mkdir()
+    (tmp_path / "current" / "settings.json").write_text('{"run": {"no_such": 1}}')
+    assert main(["down", f"--run.data_dir={tmp_path}"]) == 0
+    given = load([], [f"--run.data_dir={tmp_path / 'given'}"])
+    given.save(given.run.folder / "settings.json")
+    monkeypatch.setenv(ENVIRONMENT_FILE, str(given.run.folder / "settings.json"))
+    assert main(["down"]) == 0
+    assert capsys.readouterr().out == f"down; data stay in {tmp_path}\ndown; data stay in {tmp_path / 'given'}\n"
+
+
 def test_what_cannot_be_answered_is_one_message_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--rounds=0"]) == 2
     assert capsys.readouterr().err == "lagoon compare: --rounds is 0; it takes one at least\n"
