@@ -93,7 +93,7 @@ class Telemetry:
             self._file.unlink(missing_ok=True)
 
     def _address(self) -> dict[str, Any]:
-        names = {"service": self.service, "instance": self.instance}
+        names = {"service": self.service, "instance": self.instance, "machine": socket.gethostname()}
         return names | {"pid": os.getpid(), "host": self.host, "port": self.port}
 
 

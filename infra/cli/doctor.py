@@ -92,11 +92,13 @@ def supervisor(settings: Settings) -> Finding:
 def services(settings: Settings) -> Finding:
     """What the processes of the run say of themselves; one that is hung or was killed says nothing."""
     files = sorted((settings.run.folder / "services").glob("*.json"))
-    answers = {file.stem: health.at(file) for file in files}
+    asked = {file.stem: health.at(file) for file in files}
+    answers = {name: answer for name, answer in asked.items() if not answer.is_elsewhere}
+    elsewhere = f", {n} on other machines, not asked" if (n := len(asked) - len(answers)) else ""
     sick = [f"{name}: {answer.reason}" for name, answer in answers.items() if not answer.ok]
     if sick:
-        return Finding(f"{len(sick)} of {len(answers)} are not well", "; ".join(sick))
-    return Finding(f"{len(answers)} are well" if answers else "none is running")
+        return Finding(f"{len(sick)} of {len(answers)} are not well{elsewhere}", "; ".join(sick))
+    return Finding((f"{len(answers)} are well" if answers else "none is running") + elsewhere)
 
 
 def broker(settings: Settings) -> Finding:

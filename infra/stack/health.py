@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Health:
     """One part's answer: well or not, why not, and where it answers.
 
     `is_up` without `ok` is a process that runs and says itself what it lacks, a first batch for example; `is_silent` is
-    one that is there, should answer, and does not.
+    one that is there, should answer, and does not; `is_elsewhere` one on another machine, which was not asked.
     """
 
     ok: bool
@@ -34,6 +35,7 @@ class Health:
     address: str = ""
     is_up: bool = False
     is_silent: bool = False
+    is_elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ def at(file: Path, pid: int | None = None) -> Health:
         return Health(False, "has not come up yet")
     if pid not in {None, address["pid"]}:
         return Health(False, f"has not come up yet; the one before was process {address['pid']}")
+    if pid is None and address.get("machine", here := socket.gethostname()) != here:
+        return Health(False, f"runs on {address['machine']}; ask it there", is_elsewhere=True)
     try:
         os.kill(address["pid"], 0)
     except OSError:

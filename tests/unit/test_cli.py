@@ -19,6 +19,7 @@ from infra.stack import health
 from infra.stack.bring_up import point
 from infra.stack.health import Health, Part
 from infra.stack.programs import ROOT
+from infra.telemetry import Telemetry
 from schemas.errors import BrokerError, SettingsError
 from schemas.settings import ENVIRONMENT_FILE, Settings, current, load
 from tests.rows import row
@@ -200,6 +201,19 @@ def test_doctor_turns_an_error_into_a_finding_with_its_mend() -> None:
         raise BrokerError("no broker; start one")
 
     assert doctor.examine(broken, Settings()).mend == "no broker; start one"
+
+
+def test_doctor_calls_a_service_on_another_machine_neither_well_nor_gone(tmp_path: Path) -> None:
+    settings = load([], [f"--run.data_dir={tmp_path}"])
+    telemetry = Telemetry(settings, "rollout", "rollout-7")
+    try:
+        telemetry.health(True)
+        assert doctor.services(settings) == doctor.Finding("1 are well")
+        [file] = (settings.run.folder / "services").glob("*.json")
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"machine": "another", "pid": 2**22 + 1}))
+        assert doctor.services(settings) == doctor.Finding("none is running, 1 on other machines, not asked")
+    finally:
+        telemetry.close()
 
 
 def test_doctor_names_the_place_with_too_little_room(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -81,6 +82,7 @@ def test_the_service_file_says_where_and_goes_when_the_service_closes(settings: 
     assert json.loads(_service_file(settings).read_text()) == {
         "service": "rollout",
         "instance": "rollout-0",
+        "machine": socket.gethostname(),
         "pid": os.getpid(),
         "host": "127.0.0.1",
         "port": telemetry.port,
