@@ -74,7 +74,9 @@ def server(settings: Settings, name: str) -> Program:
     folder = Path(settings.run.data_dir).absolute()
     log = folder / "logs" / f"{name}.log"
     if name == KAFKA:
-        return Program(name, kafka.local(settings).prepare(), log, stop_s=30)
+        broker = kafka.local(settings)
+        new = {"LAGOON_PROPERTIES_SHA256": hashlib.sha256(broker.properties.encode()).hexdigest()}  # new: restart
+        return Program(name, broker.prepare(), log, new, stop_s=30)
     command = [sys.executable, "-m", "infra.stack.succeed", *mlflow.command(settings)]  # it serves through a child
     return Program(name, command, log, mlflow.ENVIRONMENT | {"PYTHONPATH": python_path()})
 

@@ -148,6 +148,9 @@ def test_up_twice_down_and_up_again_keeps_address_and_data(tmp_path: Path) -> No
         assert marked(str(tmp_path)) == []
         assert _lagoon("up", "kafka", tmp_path) == 0
         assert _first(address, "kept") == b"before"
+        moved = ports.free_port()
+        assert _lagoon("up", "kafka", f"--stack.kafka_port={moved}", tmp_path) == 0  # while it runs on another one
+        _send(f"{ports.HOST}:{moved}", "moved", b"there")
     finally:
         supervisor.shutdown(60)
 
