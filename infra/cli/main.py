@@ -28,14 +28,10 @@ _HELP = ("", "-h", "--help", "help")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv`; exit status 2 and one message for an error that Lagoon raises on purpose."""
     command, *rest = list(sys.argv[1:] if argv is None else argv) or [""]
-    if command in _HELP:
-        print(usage())
-        return 0
-    if command not in COMMANDS:
-        print(f"lagoon: there is no command {command!r}\n\n{usage()}", file=sys.stderr)
-        return 2
     try:
-        return importlib.import_module(f"infra.cli.{command}").run(rest)
+        status = _run(command, rest)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         print(f"lagoon {command}: interrupted", file=sys.stderr)
         return 130
@@ -45,6 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (LagoonError, OSError) as error:
         print(f"lagoon {command}: {_in_words(error)}", file=sys.stderr)
         return 2
+
+
+def _run(command: str, rest: Sequence[str]) -> int:
+    if command in _HELP:
+        print(usage())
+        return 0
+    if command not in COMMANDS:
+        print(f"lagoon: there is no command {command!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"infra.cli.{command}").run(rest)
 
 
 def _in_words(error: LagoonError | OSError) -> str:

@@ -249,3 +249,13 @@ def test_doctor_notices_logprobs_that_are_a_place_off(tmp_path: Path, shift: int
     finding = doctor.sampling(settings)
     assert finding.observed == f"importance ratio {ratio:.3f} at equal weights, over 2 trajectories"
     assert ("shifted by a place" in finding.mend) == bool(shift)
+
+
+def test_a_reader_that_has_had_enough_sees_no_traceback() -> None:
+    command = [sys.executable, "-m", "infra.cli.main", "--help"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
