@@ -103,6 +103,8 @@ class Cluster:
             while len(others) < len(self.addresses) - 1:
                 server.settimeout(max(0.01, deadline - time.monotonic()))
                 try:
+                    if time.monotonic() > deadline:  # callers that say nothing put nothing off
+                        raise TimeoutError
                     connection = server.accept()[0]
                 except TimeoutError:
                     missing = sorted({*range(1, len(self.addresses))} - {*others})

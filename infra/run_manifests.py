@@ -49,14 +49,6 @@ class RunManifests:
         names = [str(item["path"]).rsplit("/", 1)[-1] for item in objects]
         return sorted((int(match[1]) for match in map(_NAME.fullmatch, names) if match), reverse=True)
 
-    def read(self, sequence: int) -> RunManifest:
-        """One manifest.
-
-        Raises:
-            LakeError: it is gone, or damaged: cut off, altered, or under another's number; or the store is away.
-        """
-        return self._judged(sequence, self._body(sequence))
-
     def _body(self, sequence: int) -> bytes | None:
         def attempt() -> bytes | None:
             try:

@@ -42,7 +42,7 @@ def answer(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table | str
 
 def _console() -> Console:
     """As wide as COLUMNS says, else as the terminal."""
-    is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").lstrip("0").isdigit()
     return Console(width=None if is_known else PIPE_WIDTH, highlight=False)
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 
 import confluent_kafka
@@ -33,7 +33,7 @@ class Producer:
     def __init__(self, kafka: Kafka, client_id: str) -> None:
         self._kafka = kafka
         self._error: BrokerError | None = None
-        self._fault: KafkaError | None = None
+        self._draining = local()
         self._connect = partial(create, confluent_kafka.Producer, kafka, _settings(kafka, client_id))
         self._client, self._lock = self._connect(), Lock()
 
@@ -122,10 +122,16 @@ class Producer:
             if self._client is client:  # the first thread to notice
                 log.error("%s: another client takes over, this one failed: %s", action, fault.str())
                 self._client = self._connect()
-        outer, self._fault = self._fault, fault  # while it is drained it tells more than that it failed
+        outer = self._fault
+        self._draining.fault = fault  # while it is drained it tells more than that it failed
         client.purge()
         self._drain(client, 1)  # serves the callbacks of what was purged, and hears the fault again
-        self._fault = outer
+        self._draining.fault = outer
+
+    @property
+    def _fault(self) -> KafkaError | None:
+        """Of a client that this thread is draining; callbacks run in it."""
+        return getattr(self._draining, "fault", None)
 
     def _enqueue(self, message: dict[str, Any]) -> None:
         deadline = time.monotonic() + self._kafka.timeout_s

@@ -131,9 +131,11 @@ def _config_differences(kafka: Kafka, topic: Topic, observed: Mapping[str, Any])
     name = kafka.topic(topic.name)
     faults = ", ".join(f"{key} = {observed[key].value} (expected {value})" for key, value in wrong.items())
     mend = ",".join(f"{key}=[{value}]" for key, value in wrong.items())
+    keeps = "compression.type" in wrong and observed["compression.type"].value == "producer"
+    or_else = '; or set kafka.compression = "producer"' if keeps else ""
     return [
         f"{name} has {faults}; run kafka-configs.sh --bootstrap-server {kafka.brokers} --alter "
-        f"--entity-type topics --entity-name {name} --add-config '{mend}'"
+        f"--entity-type topics --entity-name {name} --add-config '{mend}'{or_else}"
     ]
 
 

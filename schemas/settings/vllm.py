@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.settings.base import Positive, Seconds, Section
+from schemas.settings.base import Positive, Seconds, Section, Uri
 
 _OWNED = {
     "model": "it is the weight version",
@@ -27,7 +27,7 @@ _OWNED = {
 class Vllm(Section):
     """The vLLM server, where `rollout.engine` or `evaluator.engine` is `vllm`."""
 
-    url: str = ""
+    url: Uri = ""
     """Of a server that runs already, with the same file system; without it each service starts its own."""
     python: str = ""
     """Interpreter that has vLLM; without it `.venv-vllm` (`make vllm`), else the one that runs Lagoon."""

@@ -15,6 +15,7 @@ from flows import cluster
 from flows.cluster import Cluster
 from infra.lease import Lease
 from infra.stack.ports import free_port
+from schemas.errors import DeadlineError
 from tests.conftest import ROOT
 
 LIMIT_S = 120
@@ -85,6 +86,22 @@ def test_who_calls_at_the_address_of_a_cluster_and_is_none_of_it_is_passed_over(
         second.result(LIMIT_S)
         stranger.close()
     assert prepared == [0, 1]
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_callers_that_say_nothing_put_the_limit_of_gathering_off_by_one_of_them_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "GATHER_S", 0.5)
+    monkeypatch.setattr(cluster, "HELLO_S", 1.0)
+    addresses = two_addresses()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(Cluster(addresses, 0, 1).hold, Lease(LocalStore(tmp_path), "flow", 10.0), list)
+        silent = [_call(addresses[0]) for _ in range(LIMIT_S)]
+        with pytest.raises(DeadlineError, match=r"processes \[1\] of 2 have not come"):
+            first.result(LIMIT_S / 2)
+        for caller in silent:
+            caller.close()
 
 
 def _call(address: str) -> socket.socket:

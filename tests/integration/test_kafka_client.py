@@ -150,6 +150,14 @@ def test_another_setting_is_named_and_the_named_mend_mends_it(kafka: Kafka) -> N
     _until(lambda: topic_differences(kafka) == [])
 
 
+def test_topics_that_keep_batches_compressed_are_named_with_the_setting_that_lets_them(kafka: Kafka) -> None:
+    kept = kafka.model_copy(update={"compression": "producer"})
+    ensure_topics(kept)
+    assert topic_differences(kept) == []
+    found = topic_differences(kafka)
+    assert [d.endswith('; or set kafka.compression = "producer"') for d in found] == [True] * len(TOPICS)
+
+
 def test_more_replicas_than_brokers_is_an_error_that_names_the_setting(kafka: Kafka) -> None:
     with pytest.raises(BrokerError, match=r"kafka\.replication = 3"):
         ensure_topics(kafka.model_copy(update={"replication": 3}))

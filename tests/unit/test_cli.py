@@ -161,7 +161,7 @@ def test_an_answer_wider_than_the_terminal_has_a_line_a_column(monkeypatch: pyte
     assert wide.split("\n") == ["n     1", f"name  {'a' * 300}", "", "n     2", "name  b", ""]
 
 
-@pytest.mark.parametrize(("columns", "is_whole"), [("", True), ("80", False), ("160", True)])
+@pytest.mark.parametrize(("columns", "is_whole"), [("", True), ("0", True), ("80", False), ("160", True)])
 def test_where_there_is_no_terminal_columns_says_how_wide_an_answer_may_be(
     columns: str, is_whole: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +172,7 @@ def test_where_there_is_no_terminal_columns_says_how_wide_an_answer_may_be(
     assert main(["sql", query, "--run.name=default", f"--run.data_dir={tmp_path}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any({"busy_ratio", "cost_per_effective_sample"} <= {*line.split()} for line in lines) == is_whole
-    assert max(map(len, lines)) <= int(columns or tables.PIPE_WIDTH)
+    assert max(map(len, lines)) <= (int(columns or 0) or tables.PIPE_WIDTH)
 
 
 @pytest.mark.parametrize(("width", "columns", "is_whole"), [(40, "", False), (60, "", True), (60, "40", False)])

@@ -4,10 +4,13 @@ import ctypes
 import gc
 import logging
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from threading import Event
 from types import NoneType
 
 import pytest
-from confluent_kafka import KafkaError, cimpl
+from confluent_kafka import KafkaError, KafkaException, cimpl
 from confluent_kafka.admin import AdminClient
 
 from flows.connectors.ends import EndOffsets
@@ -188,6 +191,33 @@ def test_a_client_that_can_send_no_more_is_replaced_and_what_it_had_fails(notice
         (after, NoneType),
     ]
     assert "answers OUT_OF_ORDER_SEQUENCE_NUMBER" in str(outcomes[1][1])
+
+
+def test_threads_that_replace_a_client_at_once_leave_none_of_its_faults_behind(nowhere: Kafka) -> None:
+    producer, drain = Producer(nowhere, "test"), Producer._drain
+    second, broken = Event(), KafkaException(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, fatal=True))
+    replace = lambda: producer._replace(producer._client, "sending", broken)  # noqa: E731
+    with ThreadPoolExecutor() as pool:
+
+        def first_drains(*_: object) -> int:
+            producer._drain = second_drains
+            later.append(pool.submit(replace))
+            return not second.wait(30)
+
+        def second_drains(*_: object) -> int:
+            second.set()
+            first.result(30)
+            return 0
+
+        later: list[Future[None]] = []
+        producer._drain = first_drains
+        first = pool.submit(replace)
+        first.result(30)
+        later[0].result(30)
+    producer._drain = partial(drain, producer)
+    producer.send("usage", "a", b"x")
+    with pytest.raises(BrokerError, match="no answer from Kafka"):
+        producer.flush(30)
 
 
 def break_for_good(producer: Producer) -> None:

@@ -66,9 +66,15 @@ def test_the_oldest_are_pruned(manifests: RunManifests) -> None:
     assert manifests.write(run_manifest(train_step=9)).sequence == 6
 
 
-def test_a_manifest_that_is_gone_is_an_error(manifests: RunManifests) -> None:
-    with pytest.raises(LakeError, match="run manifest 7"):
-        manifests.read(7)
+def test_a_manifest_that_went_since_they_were_listed_is_named(tmp_path: Path, manifests: RunManifests) -> None:
+    for step in (10, 20):
+        manifests.write(run_manifest(train_step=step))
+    damaged: list[str] = []
+    found = manifests.newest_first(damaged)
+    assert next(found).train_step == 20
+    files(tmp_path)[0].unlink()
+    assert list(found) == []
+    assert "run manifest 1" in damaged[0]
 
 
 def test_a_store_that_refuses_each_request_once_keeps_no_manifest_from_being_written_or_read(

@@ -69,7 +69,7 @@ def test_what_a_store_or_librdkafka_keeps_secret_is_saved_in_no_file_and_no_log(
         load([], [f"--kafka.client={{'{name}'='p'}}"])
 
 
-@pytest.mark.parametrize("name", ["tracking.uri", "lake.uri", "lake.claims_uri", "weights.uri"])
+@pytest.mark.parametrize("name", ["tracking.uri", "lake.uri", "lake.claims_uri", "weights.uri", "vllm.url"])
 def test_an_address_with_a_password_is_refused_and_the_password_not_told(name: str) -> None:
     with pytest.raises(SettingsError, match="holds a password") as refused:
         load([], [f"--{name}=https://me:hush@host:5000/x"])
