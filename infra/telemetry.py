@@ -94,7 +94,8 @@ class Telemetry:
 
     def _address(self) -> dict[str, Any]:
         names = {"service": self.service, "instance": self.instance, "machine": socket.gethostname()}
-        return names | {"pid": os.getpid(), "host": self.host, "port": self.port}
+        folder = os.path.realpath(self._file.parent.parent)
+        return names | {"folder": folder, "pid": os.getpid(), "host": self.host, "port": self.port}
 
 
 class Stop:

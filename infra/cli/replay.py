@@ -13,6 +13,7 @@ from infra.claims import Claims
 from infra.cli import arguments, letters, tables
 from infra.lake import Lake
 from infra.replays import refuse_used
+from infra.stack.bring_up import resolve
 from infra.stack.programs import ROOT, python_path
 from infra.store import local_path
 from schemas.errors import LagoonError, LakeError
@@ -45,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     needed = "into" if args.what == "trajectories" else "where"
     if not getattr(args, needed):
         parser.error(f"{args.what} need --{needed}")
-    settings = arguments.settings_of(args.config, overrides)
+    settings = resolve(arguments.settings_of(args.config, overrides))
     return (
         _trajectories(settings, args)
         if args.what == "trajectories"

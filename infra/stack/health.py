@@ -96,10 +96,8 @@ def at(file: Path, pid: int | None = None) -> Health:
         address = json.loads(file.read_text())
     except (OSError, ValueError):
         return Health(False, "has not come up yet")
-    if pid not in {None, address["pid"]}:
-        return Health(False, f"has not come up yet; the one before was process {address['pid']}")
-    if pid is None and address.get("machine", here := socket.gethostname()) != here:
-        return Health(False, f"runs on {address['machine']}; ask it there", is_elsewhere=True)
+    if stranger := _stranger(file, address, pid):
+        return stranger
     try:
         os.kill(address["pid"], 0)
     except OSError:
@@ -154,6 +152,18 @@ def _answer(settings: Settings, name: str, pid: int | None = None) -> Health:
     if name == programs.MLFLOW:
         return mlflow(settings.tracking.uri)
     return service(settings, name, pid)
+
+
+def _stranger(file: Path, address: dict[str, Any], pid: int | None) -> Health | None:
+    """What to say where `address` is another process's: of an earlier one, of another machine, or of another folder."""
+    if pid is not None:
+        said = f"has not come up yet; the one before was process {address['pid']}"
+        return None if pid == address["pid"] else Health(False, said)
+    if address.get("machine", here := socket.gethostname()) != here:
+        return Health(False, f"runs on {address['machine']}; ask it there", is_elsewhere=True)
+    if address.get("folder", folder := os.path.realpath(file.parent.parent)) != folder:
+        return Health(False, f"has not come up yet; what it left was copied from {address['folder']}")
+    return None
 
 
 def _reason(body: str) -> str:

@@ -1,9 +1,15 @@
-"""Ports of the local servers: chosen once and remembered in `<data_dir>/stack.json`, so a restart keeps its address."""
+"""Ports of the local servers: chosen once and remembered in `<data_dir>/stack.json`, so a restart keeps its address.
+
+The file names its place, machine and folder: in a copy on the same machine servers get ports of their own. On another
+machine it may be the same folder, mounted elsewhere, and no port of the first is in the way.
+"""
 
 import json
+import os
 import random
 import socket
 from pathlib import Path
+from typing import Any
 
 from infra.locks import locked
 from schemas.errors import StackError
@@ -13,6 +19,7 @@ FIRST, LAST = 20_000, 30_000
 """Below the range that the kernel deals to outgoing connections: a client that keeps calling a dead server's port there
 can be connected to itself, and then holds the port."""
 
+_PLACE = "place"
 _WAIT_S = 10
 _dealt: set[int] = set()
 _random = random.SystemRandom()
@@ -51,21 +58,24 @@ def remembered(data_dir: Path, name: str, wanted: int = 0) -> int:
         StackError: `stack.json` is malformed.
     """
     had = all_of(data_dir, name)
-    if had and wanted in {0, had[0]}:
+    if had and had[0] and wanted in {0, had[0]}:
         return had[0]
     late = StackError(f"another process has been choosing ports in {data_dir} for {_WAIT_S} s; end it")
     with locked(data_dir / "stack" / "ports.lock", _WAIT_S, late):
         had = all_of(data_dir, name)  # another process may have been as quick
-        port = wanted or (had[0] if had else free_port())
-        chosen = [port, *(p for p in had if p != port)]
+        port = wanted or next(iter(had), 0) or free_port()
+        chosen = [port, *(p for p in had if p not in {0, port})]
         temporary = _file(data_dir).with_suffix(".tmp")
-        temporary.write_text(json.dumps(_read(data_dir) | {name: chosen}, indent=2) + "\n")
+        content = _read(data_dir) | {name: chosen, _PLACE: _place(data_dir)}
+        temporary.write_text(json.dumps(content, indent=2) + "\n")
         temporary.replace(_file(data_dir))
     return port
 
 
 def all_of(data_dir: Path, name: str) -> list[int]:
     """The ports that server `name` has ever had in this data folder, the present one first; saved runs name old ones.
+
+    In a copy of the folder the first is 0, which stands for none, until the server has a port of its own there.
 
     Raises:
         StackError: `stack.json` is malformed.
@@ -77,12 +87,20 @@ def _file(data_dir: Path) -> Path:
     return data_dir / "stack.json"
 
 
+def _place(data_dir: Path) -> list[str]:
+    return [socket.gethostname(), os.path.realpath(data_dir)]
+
+
 def _read(data_dir: Path) -> dict[str, list[int]]:
     path = _file(data_dir)
     try:
-        found: dict[str, int | list[int]] = json.loads(path.read_text()) if path.exists() else {}
-        return {name: [p] if isinstance(p, int) else p for name, p in found.items()}
-    except (ValueError, AttributeError) as error:
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        here = _place(data_dir)
+        machine, folder = found.pop(_PLACE, here)
+        known: dict[str, list[int]] = {name: [p] if isinstance(p, int) else p for name, p in found.items()}
+        is_copy = machine == here[0] and folder != here[1]
+        return {name: [0, *p] for name, p in known.items()} if is_copy else known
+    except (ValueError, AttributeError, TypeError) as error:
         raise StackError(f"{path} is malformed ({error}); delete it, and the servers take new ports") from error
 
 

@@ -46,6 +46,39 @@ def test_a_server_of_a_saved_run_stays_local_when_it_is_given_another_port(tmp_p
     assert _addresses(resolve(saved)) == _addresses(again)  # another run of this folder, saved before
 
 
+def test_a_copied_data_folder_has_ports_of_its_own_and_keeps_them(tmp_path: Path) -> None:
+    names = ("kafka", "kafka_controller", "mlflow")
+    saved = resolve(_settings(tmp_path / "a"))
+    first = [ports.remembered(tmp_path / "a", name) for name in names]
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copied = resolve(load([], [f"--run.data_dir={tmp_path / 'b'}", *_addresses(saved)]))
+    second = [ports.remembered(tmp_path / "b", name) for name in names]
+    assert not {*first} & {*second}
+    assert _addresses(copied) == [
+        f"--kafka.brokers=127.0.0.1:{second[0]}",
+        f"--tracking.uri=http://127.0.0.1:{second[2]}",
+    ]
+    assert [ports.remembered(tmp_path / "b", name) for name in names] == second
+    assert [ports.remembered(tmp_path / "a", name) for name in names] == first
+
+
+def test_a_port_that_is_given_to_one_server_of_a_copy_moves_the_others_too(tmp_path: Path) -> None:
+    first = {name: ports.remembered(tmp_path / "a", name) for name in ("kafka", "kafka_controller")}
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert ports.remembered(tmp_path / "b", "kafka", wanted=20_123) == 20_123
+    assert ports.remembered(tmp_path / "b", "kafka_controller") not in {0, *first.values()}
+
+
+def test_a_data_folder_that_another_machine_mounts_elsewhere_keeps_its_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ports.remembered(tmp_path / "a", "kafka")
+    shutil.copytree(tmp_path / "a", tmp_path / "mounted")
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    assert ports.remembered(tmp_path / "mounted", "kafka") == first
+    assert (tmp_path / "mounted" / "stack.json").read_text() == (tmp_path / "a" / "stack.json").read_text()
+
+
 def _addresses(settings: Settings) -> list[str]:
     return [f"--kafka.brokers={settings.kafka.brokers}", f"--tracking.uri={settings.tracking.uri}"]
 
@@ -231,6 +264,26 @@ def test_a_process_that_took_an_earlier_ones_pid_and_port_does_not_speak_for_it(
         assert not health.at(file).ok
         file.write_text(json.dumps(address | {"instance": "curate"}))
         assert not health.at(file).ok
+    finally:
+        telemetry.close()
+
+
+def test_a_process_of_the_folder_that_this_one_was_copied_from_is_not_taken_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    telemetry = Telemetry(_settings(tmp_path / "a"), "learner", "learner")
+    try:
+        telemetry.health(True)
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        (tmp_path / "link").symlink_to(tmp_path / "a")
+        well = {name: health.service(_settings(tmp_path / name), "learner").ok for name in ("a", "b", "link")}
+        assert well == {"a": True, "b": False, "link": True}
+        file = tmp_path / "b" / "runs" / "default" / "services" / "learner-learner.json"
+        address = json.loads(file.read_text())
+        monkeypatch.setattr(socket, "gethostname", lambda: "another")  # where the same folder may be mounted as b
+        assert health.at(file).is_elsewhere
+        file.write_text(json.dumps({key: address[key] for key in address if key not in {"machine", "folder"}}))
+        assert health.at(file).ok  # written by an older Lagoon
     finally:
         telemetry.close()
 

@@ -1,13 +1,18 @@
 """Limits of a replay, and the places that it may fill."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from infra.cli import letters
 from infra.cli.main import main
 from infra.replays import refuse_used
+from infra.stack import ports
+from infra.stack.bring_up import resolve
 from schemas.errors import LakeError, SettingsError
 from schemas.replay import Limit, Range
+from schemas.settings import Settings, load
 
 DAY_MS = 86_400_000
 
@@ -62,3 +67,17 @@ def test_each_replay_says_what_it_needs(what: str, missing: str, capsys: pytest.
         main(["replay", what])
     assert ended.value.code == 2
     assert f"{what} need {missing}" in capsys.readouterr().err
+
+
+def test_a_copied_data_folder_sends_its_letters_to_no_broker_but_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = resolve(load([], [f"--run.data_dir={tmp_path / 'a'}", "--run.name=r"]))
+    first.save(first.run.folder / "settings.json")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    asked: list[Settings] = []
+    monkeypatch.setattr(letters, "replay", lambda settings, *_: asked.append(settings) or 0)
+    main(["replay", "dead-letters", "--where=true", f"--run.data_dir={tmp_path / 'b'}", "--run.name=r"])
+    [brokers] = [settings.kafka.brokers for settings in asked]
+    assert brokers == f"{ports.HOST}:{ports.remembered(tmp_path / 'b', 'kafka')}"
+    assert brokers != first.kafka.brokers

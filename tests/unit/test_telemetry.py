@@ -83,6 +83,7 @@ def test_the_service_file_says_where_and_goes_when_the_service_closes(settings: 
         "service": "rollout",
         "instance": "rollout-0",
         "machine": socket.gethostname(),
+        "folder": os.path.realpath(settings.run.folder),
         "pid": os.getpid(),
         "host": "127.0.0.1",
         "port": telemetry.port,
