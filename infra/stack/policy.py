@@ -33,14 +33,14 @@ def prepare_policy(settings: Settings, report: Callable[[str], None]) -> Path:
 
     One-shot processes make it: the tiny one by demonstrations and a warm start on them, SmolLM2 by a conversion. The
     result is kept under `<data_dir>/policies`, by what it depends on; who wants the same meanwhile waits for it. Their
-    output lines go to `report`.
+    output lines go to `report`. One that was kept follows a data folder that was moved or copied.
 
     Raises:
         StackError: one of them fails, or takes longer than LIMIT_S, or that of another process twice as long; SmolLM2
             is not what was verified.
     """
     if settings.policy.path:
-        return Path(settings.policy.path)
+        return _in_place(settings)
     target = _kept(settings)
     if not target.exists():
         late = StackError(f"another process has been making {target} for {_WAIT_S} s; end it, and start again")
@@ -89,6 +89,13 @@ def _kept(settings: Settings) -> Path:
     tiny = settings.policy.name == "tiny"
     name = policy_key(settings) if tiny else f"{settings.policy.name}-{SMOLLM2_FINGERPRINT[:12]}"
     return Path(settings.run.data_dir).absolute() / "policies" / name
+
+
+def _in_place(settings: Settings) -> Path:
+    """The folder that the settings name; what is kept here under the same name where they name one that was kept."""
+    given = Path(settings.policy.path)
+    here = Path(settings.run.data_dir).absolute() / "policies" / given.name
+    return here if here.parent.name == given.parent.name and here.exists() else given
 
 
 def _commands(name: str, made: str, shown: str) -> list[list[str]]:

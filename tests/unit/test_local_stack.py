@@ -307,6 +307,22 @@ def test_who_wants_a_policy_that_another_process_is_making_waits_and_takes_it(tm
     assert said == [f"another process is making {target}; waiting for it, for 3600 s at most"]
 
 
+def test_a_kept_policy_follows_a_data_folder_that_was_moved_or_copied(tmp_path: Path) -> None:
+    kept, given = tmp_path / "a" / "policies" / "5036", tmp_path / "mine" / "5036"
+    kept.mkdir(parents=True)
+    given.mkdir(parents=True)
+
+    def found(folder: str, named: Path) -> Path:
+        return policy.prepare_policy(_settings(tmp_path / folder, f"--policy.path={named}"), print)
+
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert found("b", kept) == tmp_path / "b" / "policies" / "5036"
+    assert found("b", given) == given  # not one that was kept, whatever its name
+    assert found("c", kept) == kept  # not kept there
+    (tmp_path / "a").rename(tmp_path / "moved")
+    assert found("moved", kept) == tmp_path / "moved" / "policies" / "5036"
+
+
 def test_nobody_waits_for_ever_for_a_policy_that_another_process_is_making(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
