@@ -60,10 +60,10 @@ class State:
 
 
 class Supervisor:
-    """Starts, stops and asks after the programs of one data folder."""
+    """Starts, stops and asks after the programs of one data folder, the same by whichever path it is named."""
 
     def __init__(self, data_dir: str | Path) -> None:
-        self.data_dir = Path(data_dir).absolute()
+        self.data_dir = Path(os.path.realpath(data_dir))
         self.folder = self.data_dir / "stack"
 
     def start(self, programs: Sequence[Program]) -> None:
@@ -206,7 +206,7 @@ class Supervisor:
         path = self.folder / "supervisor.sock"
         if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
             return str(path)
-        name = hashlib.sha256(os.fsencode(os.path.realpath(self.data_dir))).hexdigest()[:16]
+        name = hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:16]
         folder = TEMPORARY / f"lagoon-{os.getuid()}-{name}"
         if folder.exists() and folder.stat().st_uid != os.getuid():
             raise StackError(f"{folder} belongs to another user; remove it, or take a shorter path as run.data_dir")

@@ -231,6 +231,15 @@ def test_a_copied_data_folder_has_a_socket_of_its_own(tmp_path: Path) -> None:
         assert Supervisor(tmp_path / f"{depth}2").socket_path() != path
 
 
+def test_a_data_folder_has_one_socket_and_one_mark_by_whichever_path_it_is_named(tmp_path: Path) -> None:
+    for depth in ("short", "d" * 120):
+        (tmp_path / depth).mkdir()
+        for link in ("l", "l" * 120):
+            (tmp_path / f"{depth[:5]}-{link}").symlink_to(tmp_path / depth)
+            real, other = Supervisor(tmp_path / depth), Supervisor(tmp_path / f"{depth[:5]}-{link}")
+            assert (other.socket_path(), other.data_dir) == (real.socket_path(), real.data_dir)
+
+
 def test_a_socket_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "TEMPORARY", tmp_path)
     us = os.getuid()
