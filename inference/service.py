@@ -164,6 +164,7 @@ class RolloutService:
             producer=self.telemetry.instance,
             live=live,
         )
+        live.oldest = None  # it has ended, and can no longer be stopped as stale
         return await self.server.trust.judged(trajectory, begun_s)
 
     def _finished(self, trajectory: Trajectory) -> None:

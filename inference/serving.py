@@ -110,8 +110,12 @@ class Server:
             WeightStoreError, EngineError: as `serve`.
         """
         engine, folder = self.current
-        with self.trust.proof(manifest.version):
+        was_dead = bool(engine.fault)
+        if was_dead:  # it samples nothing until it is up, and what it has sampled was proven
             await engine.load(manifest.version, folder)
+        with self.trust.proof(manifest.version):
+            if not was_dead:
+                await engine.load(manifest.version, folder)
             await self._prove(engine, manifest)
 
     def keep(self, versions: Iterable[int]) -> None:

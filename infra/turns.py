@@ -32,8 +32,12 @@ class Turn:
         except BlockingIOError:
             os.close(descriptor)
             return False
-        was_own = os.pread(descriptor, len(self._name), 0) == self._name
-        os.pwrite(descriptor, self._name, 0)
+        try:
+            was_own = os.pread(descriptor, len(self._name), 0) == self._name
+            os.pwrite(descriptor, self._name, 0)
+        except OSError:  # a full disk
+            os.close(descriptor)
+            raise
         self._own_s += self._clock() - self._since_s if was_own else 0.0
         self._held, self._since_s = descriptor, self._clock()
         return True

@@ -45,10 +45,11 @@ class Engine(Protocol):
     """An engine serves one policy at one weight version, and swaps it while requests are in flight.
 
     A session is one episode. Its requests are append-only: each starts with every token of the one before, so the
-    engine may keep the session's KV cache between turns. Whatever a call waits for has a limit of its own, after which
-    the call fails with an EngineError that names it. At a swap, a request in flight goes on under the new weights
-    (its spans say so); what the old weights cached of it is kept (torch) or read again (vllm). A session between
-    requests has its tokens read again by the new weights, and no later request reads what old weights cached.
+    engine may keep the session's KV cache between turns. Whatever a load or a probe waits for has a limit of its own,
+    after which it fails with an EngineError that names it; a request has its episode's. At a swap, a request in flight
+    goes on under the new weights (its spans say so); what the old weights cached of it is kept (torch) or read again
+    (vllm). A session between requests has its tokens read again by the new weights, and no later request reads what old
+    weights cached.
     """
 
     @property

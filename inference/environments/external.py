@@ -9,8 +9,10 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +27,9 @@ from schemas.errors import SettingsError
 PASSED = ("PATH", "HOME", "LANG", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 """Variables that every program gets of the service's; secrets are passed by name (`pass_variables`)."""
 MAX_OUTPUT_BYTES = 1 << 20
+END_S = 10.0
+"""Limit of ending a program and what it has started; what takes longer belongs to another user, or waits for a disk."""
+
 REAPER = (sys.executable, "-IS", str(Path(__file__).with_name("reaper.py")))
 
 
@@ -116,7 +121,13 @@ async def _run(command: tuple[str, ...], variables: dict[str, str]) -> tuple[int
         return await process.wait(), output, errors
     finally:
         process.stdin.close()
-        await process.wait()
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)  # the program may have stopped its parent
+        try:
+            await asyncio.wait_for(process.wait(), END_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
 
 async def _end(stream: asyncio.StreamReader) -> str:

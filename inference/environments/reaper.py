@@ -12,9 +12,11 @@ import os
 import select
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main(command: list[str]) -> int:
@@ -23,10 +25,21 @@ def main(command: list[str]) -> int:
         raise OSError(ctypes.get_errno(), "prctl: orphans cannot be adopted here")
     if not os.read(0, 1):
         return 1
-    nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-    program = os.posix_spawnp(command[0], command, os.environ, file_actions=[nothing], setsigdef=[signal.SIGPIPE])
-    select.select([0, os.pidfd_open(program)], [], [])
-    return _end_all(program)
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    program = os.posix_spawnp(
+        command[0],
+        command,
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
+        setpgroup=0,  # `kill 0` is for the program and those it has started
+        setsigdef=[signal.SIGPIPE, *_ENDING],
+    )
+    try:
+        select.select([0, os.pidfd_open(program)], [], [])
+    finally:
+        code = _end_all(program)
+    return code
 
 
 def _end_all(program: int) -> int:
@@ -34,7 +47,8 @@ def _end_all(program: int) -> int:
     code = 0
     while True:
         for child in _children():
-            os.kill(child, signal.SIGKILL)
+            with suppress(PermissionError):  # of another user, by sudo; it is waited for
+                os.kill(child, signal.SIGKILL)
         try:
             pid, status = os.wait()
         except ChildProcessError:

@@ -118,6 +118,21 @@ def test_what_a_program_leaves_running_ends_with_it(tmp_path: Path):
     assert _running(tmp_path / "pids") == []
 
 
+@pytest.mark.parametrize(
+    ("does", "reward"),
+    [
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN); os.kill(0, signal.SIGTERM)", 0.5),
+        ("os.kill(os.getppid(), signal.SIGTERM)", 0.5),
+        ("os.kill(os.getppid(), signal.SIGSTOP)", 0.0),
+    ],
+)
+def test_a_program_ends_with_all_that_it_started_whatever_it_signals(tmp_path: Path, does: str, reward: float):
+    code = f'PIDS = {str(tmp_path / "pids")!r}\n{FAMILY}\nask("hello")\nimport signal\n{does}\nprint(0.5, flush=True)'
+    row = _play(code, "hi", limits={"episode_timeout_s": 5})
+    assert row.reward == reward
+    assert _running(tmp_path / "pids") == []
+
+
 def test_a_killed_service_takes_its_programs_along(tmp_path: Path):
     pids = tmp_path / "pids"
     program = f"import os, sys, time\nPIDS = {str(pids)!r}\n{FAMILY}\ntime.sleep(600)"
@@ -126,10 +141,12 @@ def test_a_killed_service_takes_its_programs_along(tmp_path: Path):
         "asyncio.run(_run((sys.executable, '-c', sys.argv[1]), dict(os.environ)))"
     )
     service = subprocess.Popen([sys.executable, "-c", code, program])
-    _until(pids.exists)
-    assert len(_running(pids)) == 4
-    service.kill()
-    service.wait()
+    try:
+        _until(pids.exists)
+        assert len(_running(pids)) == 4
+    finally:
+        service.kill()
+        service.wait()
     _until(lambda: not _running(pids))
 
 

@@ -1,6 +1,8 @@
 """A card that learner and vLLM server share: whose turn it is, and when the server sleeps."""
 
 import asyncio
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -86,6 +88,18 @@ def test_a_turn_is_one_holders_until_it_lets_go_or_dies(tmp_path: Path) -> None:
         assert not mine.take()
         other.kill()
     assert mine.take()
+
+
+def test_a_turn_that_a_full_disk_refuses_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    mine, path = Turn(tmp_path / "turn"), tmp_path / "turn"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(OSError, match="no space"):
+            mine.take()
+    assert Turn(path).take()
 
 
 def test_the_time_between_two_turns_in_a_row_is_ones_own_and_that_of_anothers_turn_is_not(tmp_path: Path) -> None:

@@ -130,3 +130,17 @@ def test_a_load_whose_proof_is_cut_short_is_no_proven_one(tmp_path: Path) -> Non
         return await swap.judged(1, 2)
 
     assert seen(asyncio.run(run())) == UNTRUSTED
+
+
+def test_an_engine_that_dies_and_fails_to_come_back_makes_what_it_had_sampled_no_worse(tmp_path: Path) -> None:
+    async def run() -> Trajectory:
+        swap = Swap(tmp_path)
+        await swap.follower.follow()
+        swap.since_s = time.monotonic()
+        swap.engine.die("its server is gone", starts=False)
+        await swap.follower.follow()
+        assert swap.server.fault
+        return await swap.judged(1)
+
+    found = asyncio.run(run())
+    assert (found.status, found.reward) == (Status.COMPLETED, 1.0)
