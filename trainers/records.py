@@ -92,13 +92,8 @@ def begins_at(lake: Lake, now: datetime) -> datetime:
 
     Views tell by it which of two steps with one number counts.
     """
-
-    def newest() -> datetime | None:
-        handle = lake.table(TRAIN_STEPS.name)
-        handle.update_incremental()
-        return pc.max(handle.to_pyarrow_dataset().to_table(columns=["incarnation_at"])["incarnation_at"]).as_py()
-
-    before = lake.retry("reading when the incarnations before this one began", newest)
+    rows = lake.read(TRAIN_STEPS.name, "when the incarnations before this one began", ["incarnation_at"])
+    before: datetime | None = pc.max(rows["incarnation_at"]).as_py()
     return now if before is None else max(now, before + timedelta(microseconds=1))
 
 
