@@ -21,7 +21,7 @@ def locked(path: Path, wait_s: float, late: LagoonError, on_wait: Callable[[], N
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline, told = time.monotonic() + wait_s, False
     with open(path, "a") as file:
-        while not _taken(file.fileno()):
+        while not taken(file.fileno()):
             if time.monotonic() >= deadline:
                 raise late
             if not told:
@@ -31,7 +31,8 @@ def locked(path: Path, wait_s: float, late: LagoonError, on_wait: Callable[[], N
         yield
 
 
-def _taken(descriptor: int) -> bool:
+def taken(descriptor: int) -> bool:
+    """Take the lock on an open file, unless another process has it; true if it is held now. Never waits."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

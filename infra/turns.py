@@ -1,12 +1,12 @@
 """Turns on something that processes of one machine share, a card: at most one of them has it at a time."""
 
-import fcntl
 import os
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from infra.locks import taken
 from schemas.settings import Settings
 
 
@@ -28,11 +28,9 @@ class Turn:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return False
-        try:
+            if not taken(descriptor):
+                os.close(descriptor)
+                return False
             was_own = os.pread(descriptor, len(self._name), 0) == self._name
             os.pwrite(descriptor, self._name, 0)
         except OSError:  # a full disk

@@ -5,7 +5,6 @@
 """
 
 import errno
-import fcntl
 import os
 import shutil
 import time
@@ -17,6 +16,7 @@ from typing import Protocol
 
 from prometheus_client import Summary
 
+from infra.locks import taken
 from infra.weight_adapters import add
 from infra.weight_delta import patch
 from infra.weight_files import ADAPTERS, MANIFEST, check_listed, holds, patched, verify
@@ -193,9 +193,8 @@ def _locked(place: Path) -> Generator[bool]:
         yield False
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        mine = place.exists() and os.path.samestat(os.fstat(descriptor), place.stat())
-    except (BlockingIOError, FileNotFoundError):
+        mine = taken(descriptor) and place.exists() and os.path.samestat(os.fstat(descriptor), place.stat())
+    except FileNotFoundError:
         mine = False
     try:
         yield mine
