@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from inference.eval_plan import Job, full, held_out_tasks, light, training_tasks, without_held_out
 from inference.scoring import by_family, leads, tally, two_proportion_z, wilson
-from schemas.messages import EvalResult
 from schemas.names import ErrorKind, Origin, Status
 from schemas.settings import Settings
 from schemas.trajectory import Trajectory
+from tests.evaluations import evaluated
 from tests.rollout_fakes import NOW, episode, task
 
 RIGHT, WRONG = {"reward": 1.0}, {"reward": 0.0}
@@ -42,22 +42,22 @@ def test_failures_of_the_infrastructure_are_named_and_left_out(kind: ErrorKind, 
 
 
 def test_too_many_unscored_keep_a_version_from_becoming_champion() -> None:
-    champion = _result(1, 100, 172)
-    better = _result(2, 108, 148, num_unscored=24)  # 24 of 172 = 0.14
+    champion = evaluated(1, 100, 172)
+    better = evaluated(2, 108, 148, num_unscored=24)  # 24 of 172 = 0.14
     assert not leads(better, champion, max_unscored_ratio=0.1)
     assert leads(better, champion, max_unscored_ratio=0.14)
     assert not leads(better, None, max_unscored_ratio=0.1)
 
 
 def test_a_champion_leads_by_its_lower_bound_so_that_luck_in_few_episodes_does_not() -> None:
-    sure, lucky = _result(1, 144, 160), _result(2, 10, 10)
+    sure, lucky = evaluated(1, 144, 160), evaluated(2, 10, 10)
     assert leads(sure, None, 0.1)
     assert not leads(lucky, sure, 0.1)
-    assert leads(_result(3, 152, 160), sure, 0.1)
+    assert leads(evaluated(3, 152, 160), sure, 0.1)
 
 
 def test_a_version_without_a_score_leads_nothing() -> None:
-    assert not leads(_result(1, 0, 0), None, 1.0)
+    assert not leads(evaluated(1, 0, 0), None, 1.0)
 
 
 def test_scores_are_kept_by_family() -> None:
@@ -153,21 +153,3 @@ def test_every_version_is_evaluated_on_the_same_held_out_tasks_with_the_same_see
     assert held_out_tasks(settings, 9, NOW)[:5] == tasks  # a full evaluation begins with those of a light one
     assert [t.group_id for t in held_out_tasks(settings, 5, datetime.now(UTC))] == [t.group_id for t in tasks]
     assert without_held_out(settings.families) == ["all"]
-
-
-def _result(version: int, successes: int, num_scored: int, num_unscored: int = 0) -> EvalResult:
-    low, high = wilson(successes, num_scored)
-    return EvalResult(
-        eval_id=str(version),
-        kind="light",
-        requested_version=version,
-        start_version=version,
-        end_version=version,
-        score=successes / num_scored if num_scored else None,
-        low=low,
-        high=high,
-        num_scored=num_scored,
-        num_unscored=num_unscored,
-        started_at=NOW,
-        finished_at=NOW,
-    )

@@ -2,12 +2,10 @@
 
 import pytest
 
-from inference.scoring import wilson
 from inference.steering import LOW_WEIGHT, RECENT, Order, Steering, family_weights
 from schemas.messages import EvalResult, FamilyScore
 from schemas.settings import Settings
-from tests.evaluations import outcome
-from tests.rollout_fakes import NOW
+from tests.evaluations import evaluated, outcome
 
 SETTINGS = Settings()
 RECENT_UP = {"bucket_weights": (4.0, 1.0, 1.0, 1.0)}
@@ -15,23 +13,8 @@ AS_BEFORE = {"bucket_weights": (1.0, 1.0, 1.0, 1.0)}
 
 
 def _result(version: int, score: float, n: int = 100, families: dict[str, float | None] | None = None) -> EvalResult:
-    low, high = wilson(round(score * n), n)
     scores = {k: FamilyScore(score=s, num_scored=20, num_unscored=0) for k, s in (families or {}).items()}
-    return EvalResult(
-        eval_id=str(version),
-        kind="light",
-        requested_version=version,
-        start_version=version,
-        end_version=version,
-        score=score,
-        low=low,
-        high=high,
-        num_scored=n,
-        num_unscored=0,
-        families=scores,
-        started_at=NOW,
-        finished_at=NOW,
-    )
+    return evaluated(version, round(score * n), n, families=scores)
 
 
 def _changes(orders: list[Order]) -> list[tuple[str, object]]:
